@@ -1,0 +1,1 @@
+"""What things cost: hardware, operation counts, step times, capacity."""

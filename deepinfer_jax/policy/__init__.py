@@ -1,0 +1,1 @@
+"""Placement decisions as branch-free functions of a view of the cluster."""

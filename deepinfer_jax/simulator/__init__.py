@@ -1,0 +1,1 @@
+"""The service with times instead of tensors."""

@@ -1,0 +1,1 @@
+"""Command lines, one screen each; configs/ are their data."""

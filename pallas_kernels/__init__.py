@@ -1,0 +1,1 @@
+"""Kernels: one directory per operation, none yet."""
