@@ -1,0 +1,110 @@
+"""The cluster a simulation runs on: one frozen description in exact integer units.
+
+Ticks are nanoseconds, work is femtoseconds (see `cost.steps`). What each number does is defined in
+`SEMANTICS.md` beside this file; the section is named at each field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+from deepinfer_jax.cost.steps import StepCost
+
+FOREVER = 2**62
+"""Stands for no limit, in ticks, femtoseconds, tokens, blocks and bytes."""
+
+
+class Mode(enum.IntEnum):
+    """What an engine does (section 2)."""
+
+    PROMPT = 0
+    COMPLETION = 1
+    NORMAL = 2
+    MIXED = 3
+
+
+class Status(enum.IntEnum):
+    """How a request ended (section 9)."""
+
+    COMPLETED = 0
+    TOO_LONG = 1
+    DOES_NOT_FIT = 2
+    STUCK = 3
+
+
+CACHE_SCOPES = ("none", "shared", "local")
+LINKS = ("unlimited", "fifo")
+ANCHORS = ("prompt_end", "every_chunk", "output_end")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterConfig:
+    """Everything about the service except its requests. `M` engines of `ranks` DP ranks each."""
+
+    # Engines (section 2)
+    modes: tuple[Mode, ...]  # [M]
+    ranks: int = 1
+    slots: int = 256  # running requests per rank
+    kv_blocks: int | None = None  # KV blocks per rank; None compiles the limit out
+    block_tokens: int = 128
+    max_input_tokens: int = FOREVER
+    cost: StepCost
+
+    # Matching and the prefix cache (sections 3 and 4)
+    match_ticks: int = 0
+    cache_scope: str = "none"
+    cache_blocks: int = FOREVER  # of the shared store, or of each engine
+    reserve: int = 134
+    write_back_ticks: int = 0
+    publish_output: bool = False
+    swa: bool = False
+    swa_ttl_ticks: int = FOREVER
+    swa_anchors: str = "prompt_end"
+    warm_requests: tuple[int, ...] = ()  # prompts whose blocks are present before time zero
+    warm_engine: int = 0  # the engine that holds them where caches are local
+
+    # Prefill routing (section 5)
+    prefill_policy: str = "pull"
+    tier_edges: tuple[int, ...] = ()  # tokens, lower edge inclusive; T = len + 1
+    tier_engines: tuple[int, ...] = ()  # engines per tier at time zero; () deals them evenly
+    tier_quota: tuple[int, ...] = (FOREVER,)  # [T] cap in predicted ticks
+    tier_round_ticks: int = FOREVER
+
+    # Fetch (section 5)
+    fetch_link: str = "unlimited"
+    fetch_ticks: int = 0
+    fetch_femtoseconds_per_byte: int = 0
+    swa_femtoseconds_per_byte: int = 0
+    block_bytes: int = 0
+    swa_bytes: int = 0
+
+    # Prefill steps (section 6)
+    step_quota: int = FOREVER  # femtoseconds
+    batch_tokens: int = FOREVER  # tokens per rank and step; MIXED counts decode rows too
+    batch_requests: int = FOREVER
+    chunk_multiple: int = 128  # chunks that do not finish a prompt are multiples of this; FOREVER: never cut
+
+    # Hand-off and decode (sections 7 and 8)
+    decode_policy: str = "two_load"
+    handoff_link: str = "unlimited"
+    handoff_ticks: int = 0
+    handoff_femtoseconds_per_byte: int = 0
+    live_bytes: int = 0
+    nextn: int = 0
+    acceptance: tuple[float, ...] = ()  # [nextn] conditional acceptance per position
+    prompt_interval: int = 70  # NORMAL: all ranks must want a prompt step
+    prompt_any_interval: int = 100  # NORMAL: one rank is enough
+    prompt_usage_limit: tuple[int, int] = (9, 10)  # NORMAL: no prompt above this share of KV blocks
+
+    seed: int = 0
+    policy: dict[str, Any] = dataclasses.field(default_factory=dict)  # PolicyParameters by name
+
+    @property
+    def engines(self) -> int:
+        return len(self.modes)
+
+    @property
+    def tiers(self) -> int:
+        return len(self.tier_edges) + 1
