@@ -167,5 +167,15 @@ def measure_this_machine(
     flops = 2 * matmul_size**3 / _best_seconds(lambda: multiply(square), repeats)
     bandwidth = 2 * vector.nbytes / _best_seconds(lambda: touch(vector), repeats)
     limit = (device.memory_stats() or {}).get("bytes_limit", vector.nbytes)
-    rates = [flops] * 3 + [bandwidth, float(limit)] + [bandwidth] * 3
-    return Hardware(f"this machine ({device.device_kind})", *rates, jax.device_count())
+    return Hardware(
+        name=f"this machine ({device.device_kind})",
+        bf16_flops=flops,
+        fp8_flops=flops,
+        fp4_flops=flops,
+        hbm_bytes_per_second=bandwidth,
+        hbm_bytes=float(limit),
+        scale_up_bytes_per_second=bandwidth,
+        scale_out_bytes_per_second=bandwidth,
+        storage_bytes_per_second=bandwidth,
+        scale_up_devices=jax.device_count(),
+    )
