@@ -49,7 +49,7 @@ _WORKDIR = flags.DEFINE_string("workdir", "/tmp/benchmark_simulator", "Where rec
 _SCALING = flags.DEFINE_bool("scaling", False, "Time ours on 1e4, 1e5 and 1e6 requests instead.")
 
 
-def record(run: Run, **measured: object) -> dict:
+def record(run: Run, measured: dict) -> dict:
     """One repeat as written to benchmark.json: measured numbers, or the end of stderr."""
     outside = {
         "process_seconds": run.process_seconds,
@@ -69,14 +69,14 @@ def run_ours(config: str, overrides: Sequence[str]) -> dict:
         run = run_pinned(command, {"JAX_PLATFORMS": "cpu"})
         summary = pathlib.Path(folder, "summary.json")
         measured = json.loads(summary.read_text()) if summary.exists() else {}
-    return record(run, loop_seconds=measured.get("simulate_seconds"), **measured)
+    return record(run, {**measured, "loop_seconds": measured.get("simulate_seconds")})
 
 
 def run_peer(trace: pathlib.Path, arguments: Sequence[str]) -> dict:
     """One run of the peer's adapter on one core; the silent log level is in its favour."""
     command = [_PEER_PYTHON.value, str(PEER), f"--trace={trace}", *arguments]
     run = run_pinned(command, {"DYN_LOG": "error"})
-    return record(run, **(json.loads(run.stdout) if not run.returncode else {}))
+    return record(run, {} if run.returncode else json.loads(run.stdout))
 
 
 def row(workload: str, simulator: str, runs: Sequence[dict]) -> dict:
