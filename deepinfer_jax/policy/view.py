@@ -1,8 +1,10 @@
-"""What a policy may see: the same view from the real entrypoint (numpy) and from the simulator (jnp).
+"""What a policy may see: one view for the real entrypoint (numpy) and for the simulator (jnp).
 
-Letters: `M` engines, `J` ranks of all engines taken together (rank = engine * ranks_per_engine + local rank).
-A policy is a branch-free function of these arrays that returns an index, or the array's size when
-nothing qualifies. It works in its arguments' own array namespace, so one definition serves both callers.
+Letters: `M` engines, `J` ranks of all engines taken together (rank = engine * ranks_per_engine +
+local rank). A policy is a branch-free function of these arrays that returns an index, or the
+array's size when nothing qualifies. It works in its arguments' own array namespace, so one
+definition serves both callers. Comparisons are made in integers (under jit: with 64-bit integers
+enabled), because a compiler may fuse a float multiply and add and so decide another way than numpy.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 Array = Any
+
+PARTS = 10**6
+"""Denominator of the fractional parameters inside policies: 1.05 counts as 1,050,000 / PARTS."""
 
 
 def namespace(*arrays: Array) -> ModuleType:
@@ -32,10 +37,28 @@ def masked_argmin(mask: Array, *keys: Array) -> Array:
     """
     xp = namespace(mask, *keys)
     for key in keys:
-        worst = xp.asarray(np.inf if np.issubdtype(key.dtype, np.floating) else np.iinfo(key.dtype).max)
-        best = xp.min(xp.where(mask, key, worst.astype(key.dtype)))
+        worst = np.inf if np.issubdtype(key.dtype, np.floating) else np.iinfo(key.dtype).max
+        best = xp.min(xp.where(mask, key, xp.asarray(worst, dtype=key.dtype)))
         mask = mask & (key == best)
     return xp.where(xp.any(mask), xp.argmax(mask), mask.shape[0])
+
+
+def nth(mask: Array, n: Array) -> Array:
+    """Index of the `n`-th entry (from 0, modulo their number) where `mask` holds; the size if none.
+
+    Args:
+      mask: bool [M].
+      n: integer scalar, 0 or more.
+    """
+    xp = namespace(mask, n)
+    position = xp.cumsum(mask) - 1
+    return masked_argmin(mask & (position == n % xp.maximum(xp.sum(mask), 1)))
+
+
+def in_parts(value: Array) -> Array:
+    """A fractional parameter as an integer number of 1 / PARTS, rounded."""
+    xp = namespace(value)
+    return xp.round(value * PARTS).astype(int)
 
 
 @jax.tree_util.register_dataclass
@@ -47,7 +70,7 @@ class RequestView:
     decisions: Array  # placements made so far by this policy (the round-robin counter)
     draw: Array  # uniform in [0, 2**31), a function of (seed, request) alone
     input_tokens: Array
-    context_tokens: Array  # tokens the request will hold when placed (input for prefill, input + 1 for decode)
+    context_tokens: Array  # tokens it will hold when placed (prefill: input, decode: input + 1)
     cost: Array  # predicted ticks of its prefill on an engine that must not recompute
     shared_hit_tokens: Array  # compute hit from the shared store, 0 without one
 
@@ -65,8 +88,9 @@ class PrefillView:
     reading_tokens: Array  # tokens whose fetch has not ended
     decode_requests: Array  # requests decoding on the same engine (co-located modes)
     decode_blocks: Array  # KV blocks those hold
-    hit_tokens: Array  # compute hit of *this* request on each engine (own cache, or the shared store)
+    hit_tokens: Array  # compute hit of *this* request on each engine (own cache, or shared store)
     hit_cost: Array  # predicted ticks of its prefill on each engine with that hit
+    cached_tokens: Array = 0  # size of each engine's own prefix cache; a scalar when not known
 
 
 @jax.tree_util.register_dataclass
@@ -78,7 +102,7 @@ class DecodeView:
     room: Array  # bool: a slot and the reserved blocks are free
     requests: Array  # requests assigned: in transfer, waiting, running
     tokens: Array  # KV tokens those hold or will hold on arrival
-    group: Array  # engine of the rank
+    group: Array  # engine of the rank, below J
 
 
 @jax.tree_util.register_dataclass
