@@ -57,7 +57,7 @@ def number(record: Record, name: str) -> Decimal:
         exact = value if isinstance(value, Decimal) else Decimal(str(value))
     except InvalidOperation:
         raise BadRow(name, value, "must be a number") from None
-    if isinstance(value, bool) or not exact.is_finite():
+    if not exact.is_finite():
         raise BadRow(name, value, "must be a finite number")
     return exact
 
