@@ -1,0 +1,37 @@
+"""Timed events of requests on the heap: their kinds, their order inside a tick, and scheduling them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from deepinfer_jax.simulator.containers import heap_push
+from deepinfer_jax.simulator.state import State
+
+Array = Any
+
+FETCH, HANDOFF, WRITE_BACK, REMATCH = 0, 1, 2, 3
+"""REMATCH belongs to phase 4, the others to phase 1."""
+
+PHASE_BIT = 40
+
+
+def event_code(request: Array, kind: int) -> Array:
+    """Heap code that orders the events of one tick by (phase, request, kind)."""
+    late = 1 if kind == REMATCH else 0
+    return (late << PHASE_BIT) + jnp.asarray(request, jnp.int64) * 4 + kind
+
+
+def kind_and_request(code: Array) -> tuple[Array, Array]:
+    """Inverse of `event_code`."""
+    request = (code & ((1 << PHASE_BIT) - 1)) >> 2
+    return (code & 3).astype(jnp.int32), request.astype(jnp.int32)
+
+
+def schedule(state: State, time: Array, request: Array, kind: int) -> State:
+    """Puts a timed event of `request` on the heap."""
+    times, codes, size = heap_push(
+        state.heap_time, state.heap_code, state.heap_size, time, event_code(request, kind)
+    )
+    return state.replace(heap_time=times, heap_code=codes, heap_size=size)

@@ -1,0 +1,302 @@
+"""Matching (phase 4) and placement (phase 5): what a request finds, and which engine takes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from deepinfer_jax.policy import prefill as policies
+from deepinfer_jax.policy.view import PrefillView, RequestView
+from deepinfer_jax.simulator import cache, prefill
+from deepinfer_jax.simulator.cache import Cluster
+from deepinfer_jax.simulator.clock import ceil_ticks
+from deepinfer_jax.simulator.cluster import Status
+from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
+from deepinfer_jax.simulator.events import FETCH, schedule
+from deepinfer_jax.simulator.queries import kv_tokens, policy_draw, predicted_ticks, takes_prompts
+from deepinfer_jax.simulator.state import State
+
+Array = Any
+
+# Phase 4
+
+
+def match(c: Cluster, state: State, request: Array) -> State:
+    """The match of `request` ends: reject it, or find its prefix and queue it."""
+    fresh = get(state.emitted, request) == 0
+    status = jnp.where(fresh, _rejection(c, request), -1)
+    state = state.replace(matched=put(state.matched, state.now, request))
+    return lax.cond(
+        status >= 0,
+        lambda s: s.replace(
+            status=put(s.status, status, request),
+            finish=put(s.finish, s.now, request),
+            ended=s.ended + 1,
+        ),
+        lambda s: _queue(c, _find_prefix(c, s, request), request),
+        state,
+    )
+
+
+def _rejection(c: Cluster, request: Array) -> Array:
+    length = get(c.workload.input_tokens, request)
+    status = jnp.where(length > c.scenario.max_input_tokens, int(Status.TOO_LONG), -1)
+    if c.shape.kv_limited:
+        total = length + get(c.workload.output_tokens, request) + c.shape.nextn
+        fits = -(-total // c.scenario.block_tokens) <= c.scenario.kv_blocks
+        status = jnp.where((status < 0) & ~fits, int(Status.DOES_NOT_FIT), status)
+    return status
+
+
+def _hit(c: Cluster, state: State, store: Array, request: Array) -> tuple[Array, Array, Array]:
+    """(deepest matched segment, L1 in blocks, H in tokens) of `request` in cache `store`, now."""
+    node = cache.deepest_match(c, state, store, get(c.workload.match_node, request))
+    blocks = cache.matched_blocks(c, state, store, node)
+    tokens = blocks * c.scenario.block_tokens.astype(jnp.int32)
+    if c.shape.swa:
+        live = cache.anchor_live(c, state, store, node)
+        backed_off = jnp.maximum(tokens - c.scenario.block_tokens.astype(jnp.int32), 0)
+        tokens = jnp.where(live, tokens, backed_off)
+    return node, blocks, tokens
+
+
+def _record_hit(state: State, request: Array, node: Array, blocks: Array, tokens: Array) -> State:
+    return state.replace(
+        hit_node=put(state.hit_node, node, request),
+        hit_blocks=put(state.hit_blocks, blocks, request),
+        hit_compute=put(state.hit_compute, tokens, request),
+        context=put(state.context, tokens, request),
+    )
+
+
+def _find_prefix(c: Cluster, state: State, request: Array) -> State:
+    length = get(c.workload.input_tokens, request) + get(state.emitted, request)
+    state = state.replace(prompt=put(state.prompt, length, request))
+    if c.shape.cache_scope != "shared":
+        return _record_hit(state, request, jnp.int32(0), jnp.int32(0), jnp.int32(0))
+    store = jnp.int32(0)
+    node, blocks, tokens = _hit(c, state, store, request)
+    state = _record_hit(state, request, node, blocks, tokens)
+    return cache.pin(c, cache.touch(c, state, store, node), node, 1)
+
+
+def _queue(c: Cluster, state: State, request: Array) -> State:
+    context = get(state.context, request)
+    prompt = get(state.prompt, request)
+    tier = jnp.int32(0)
+    if c.shape.tiers > 1:
+        tier = jnp.sum(prompt >= c.scenario.tier_edges).astype(jnp.int32)
+    following, head, tail = push_back(
+        state.following, state.tier_head, state.tier_tail, tier, request
+    )
+    cost = predicted_ticks(c, prompt - context, context)
+    return state.replace(
+        following=following,
+        tier_head=head,
+        tier_tail=tail,
+        demand=add(state.demand, cost, tier),
+        place_pending=jnp.asarray(True),
+    )
+
+
+# Phase 3
+
+
+def tier_round(c: Cluster, state: State) -> State:
+    """New targets from the round's quota demand; engines follow as they drain."""
+    engines = jnp.sum(takes_prompts(c))
+    shares = policies.tier_shares(state.demand, engines).astype(jnp.int64)
+    return state.replace(
+        target_engines=jnp.where(jnp.any(state.demand > 0), shares, state.target_engines),
+        demand=jnp.zeros_like(state.demand),
+        next_round=state.next_round + c.scenario.tier_round_ticks,
+        place_pending=jnp.asarray(True),
+    )
+
+
+def _retier(c: Cluster, state: State) -> State:
+    """Moves drained engines from tiers above their target to tiers below, lowest first."""
+    takers = takes_prompts(c)
+
+    def counts(tier: Array) -> Array:
+        return jnp.sum(takers[:, None] & (tier[:, None] == jnp.arange(c.shape.tiers)), axis=0)
+
+    def movable(tier: Array) -> Array:
+        surplus = (counts(tier) > state.target_engines)[tier]
+        return takers & (state.quota_used == 0) & surplus
+
+    def possible(tier: Array) -> Array:
+        return jnp.any(movable(tier)) & jnp.any(counts(tier) < state.target_engines)
+
+    def move(tier: Array) -> Array:
+        short = jnp.argmax(counts(tier) < state.target_engines).astype(jnp.int32)
+        return put(tier, short, jnp.argmax(movable(tier)))
+
+    return state.replace(tier=lax.while_loop(possible, move, state.tier))
+
+
+# Phase 5
+
+
+def place(c: Cluster, state: State) -> State:
+    """One placement, or the end of phase 5 for this tick."""
+    if c.shape.tiers > 1:
+        state = _retier(c, state)
+    nobody = c.shape.requests
+    engine, tier = jnp.int32(c.shape.engines), jnp.int32(0)
+    for t in reversed(range(c.shape.tiers)):
+        head = state.tier_head[t]
+        choice = lax.cond(
+            head != nobody,
+            lambda head=head, t=t: _choose(c, state, head, t),
+            lambda: jnp.int32(c.shape.engines),
+        )
+        engine = jnp.where(choice < c.shape.engines, choice, engine)
+        tier = jnp.where(choice < c.shape.engines, t, tier)
+    return lax.cond(
+        engine < c.shape.engines,
+        lambda s: _assign(c, s, tier, engine),
+        lambda s: s.replace(place_pending=jnp.asarray(False)),
+        state,
+    )
+
+
+def _choose(c: Cluster, state: State, request: Array, tier: int) -> Array:
+    view, asked = _views(c, state, request, tier)
+    policy = policies.pull if c.shape.pull else c.shape.prefill_policy
+    assert policy is not None
+    return jnp.asarray(policy(view, asked, c.scenario.policy), jnp.int32)
+
+
+def _views(c: Cluster, state: State, request: Array, tier: int) -> tuple[PrefillView, RequestView]:
+    eligible = takes_prompts(c)
+    if c.shape.tiers > 1:
+        eligible = eligible & (state.tier == tier)
+    prompt = get(state.prompt, request)
+    hits = jnp.full(c.shape.engines, get(state.context, request))
+    cached = jnp.zeros(c.shape.engines, jnp.int64)
+    if c.shape.cache_scope == "local":
+        hits = jax.vmap(lambda m: _hit(c, state, m, request)[2])(jnp.arange(c.shape.engines))
+        cached = state.used * c.scenario.block_tokens
+    costs = predicted_ticks(c, prompt - hits, hits)
+    per_engine = (c.shape.engines, c.shape.ranks)
+    kv = jnp.sum((kv_tokens(c, state) // c.scenario.block_tokens).reshape(per_engine), axis=1)
+    view = PrefillView(
+        eligible=eligible,
+        quota_used=state.quota_used,
+        quota_cap=c.scenario.tier_quota[state.tier],
+        requests=state.prompts,
+        tokens=state.prompt_tokens,
+        reading_tokens=state.reading_tokens,
+        decode_requests=jnp.sum(state.rows.reshape(per_engine), axis=1),
+        decode_blocks=kv,
+        hit_tokens=hits,
+        hit_cost=costs,
+        cached_tokens=cached,
+    )
+    shared = hits[0] if c.shape.cache_scope == "shared" else jnp.zeros_like(prompt)
+    worst = jnp.asarray(2**62, costs.dtype)
+    asked = RequestView(
+        index=request,
+        decisions=state.placements,
+        draw=policy_draw(c, request),
+        input_tokens=prompt,
+        context_tokens=prompt,
+        cost=jnp.min(jnp.where(eligible, costs, worst)),
+        shared_hit_tokens=shared,
+    )
+    return view, asked
+
+
+def _assign(c: Cluster, state: State, tier: Array, engine: Array) -> State:
+    request = get(state.tier_head, tier)
+    state = state.replace(
+        tier_head=pop_front(state.following, state.tier_head, tier),
+        placements=state.placements + 1,
+        pulled=put(state.pulled, state.now, request),
+        engine=put(state.engine, engine, request),
+    )
+    if c.shape.cache_scope != "none":
+        state = _settle_hit(c, state, engine, request)
+    context = get(state.context, request)
+    new = get(state.prompt, request) - context
+    state = prefill.debit(c, state, engine, request)
+    state = state.replace(
+        prompts=add(state.prompts, 1, engine),
+        prompt_tokens=add(state.prompt_tokens, new, engine),
+    )
+    if c.shape.cache_scope != "shared":
+        return prefill.enqueue(c, state.replace(fetched=put(state.fetched, state.now, request)), request)
+    return _fetch(c, state, engine, request)
+
+
+def _settle_hit(c: Cluster, state: State, engine: Array, request: Array) -> State:
+    """The hit that counts: the engine's own cache, or the shared store's SWA read again."""
+    store = cache.cache_of(c.shape, engine)
+    if c.shape.cache_scope == "local":
+        node, blocks, tokens = _hit(c, state, store, request)
+        state = _record_hit(state, request, node, blocks, tokens)
+        state = cache.touch(c, state, store, node)
+    if not c.shape.swa:
+        return state
+    node = get(state.hit_node, request)
+    tokens = get(state.hit_compute, request)
+    block = c.scenario.block_tokens.astype(jnp.int32)
+    whole = (tokens > 0) & (tokens == get(state.hit_blocks, request) * block)
+    live = whole & (state.now < get(state.anchor_expiry, store, node))
+    tokens = jnp.where(whole & ~live, jnp.maximum(tokens - block, 0), tokens)
+    state = state.replace(
+        hit_compute=put(state.hit_compute, tokens, request),
+        context=put(state.context, tokens, request),
+        anchored=put(state.anchored, live, request),
+    )
+    return cache.renew_anchor(c, state, store, node, live)
+
+
+def _fetch(c: Cluster, state: State, engine: Array, request: Array) -> State:
+    """Starts the fetch of what the hit needs; ends it at once when that takes no time."""
+    blocks = get(state.hit_blocks, request).astype(jnp.int64)
+    block_bytes = blocks * c.scenario.block_bytes
+    state_bytes = jnp.int64(0)
+    if c.shape.swa:
+        remote = get(state.anchor_host, 0, get(state.hit_node, request)) != engine
+        needed = get(state.anchored, request) & remote
+        state_bytes = jnp.where(needed, c.scenario.swa_bytes, 0)
+    busy = ceil_ticks(block_bytes * c.scenario.fetch_rate + state_bytes * c.scenario.swa_rate)
+    state = state.replace(
+        fetched_bytes=state.fetched_bytes + block_bytes,
+        swa_fetched_bytes=state.swa_fetched_bytes + state_bytes,
+        reading_tokens=add(state.reading_tokens, blocks * c.scenario.block_tokens, engine),
+    )
+    if not c.shape.fetches:
+        return end_fetch(c, state, request)
+    moves = block_bytes + state_bytes > 0
+    free = state.now + busy
+    if c.shape.fetch_fifo:
+        free = jnp.maximum(state.now, get(state.fetch_free, engine)) + busy
+        kept = get(state.fetch_free, engine)
+        state = state.replace(
+            fetch_free=put(state.fetch_free, jnp.where(moves, free, kept), engine)
+        )
+    end = free + c.scenario.fetch_ticks
+    return lax.cond(
+        moves & (end > state.now),
+        lambda s: schedule(s, end, request, FETCH),
+        lambda s: end_fetch(c, s, request),
+        state,
+    )
+
+
+def end_fetch(c: Cluster, state: State, request: Array) -> State:
+    """The prefix of `request` is on its engine: release the pins and queue the prompt."""
+    blocks = get(state.hit_blocks, request).astype(jnp.int64)
+    engine = get(state.engine, request)
+    state = state.replace(
+        fetched=put(state.fetched, state.now, request),
+        reading_tokens=add(state.reading_tokens, -blocks * c.scenario.block_tokens, engine),
+    )
+    state = cache.pin(c, state, get(state.hit_node, request), -1)
+    return prefill.enqueue(c, state, request)

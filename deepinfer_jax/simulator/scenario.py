@@ -1,0 +1,216 @@
+"""Splits a `ClusterConfig` into what compiles (`Shape`) and what may vary in one compilation (`Scenario`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from deepinfer_jax.cost.steps import StepCost
+from deepinfer_jax.policy import registry
+from deepinfer_jax.policy.view import PolicyParameters
+from deepinfer_jax.simulator.checks import check_cluster
+from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig
+from deepinfer_jax.simulator.workload import Workload
+
+SERIES_BINS = 200
+"""Bins of the busy-time series; bin width is a scenario number."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes and switches that select the compiled program. Hashable; equal shapes share a compilation."""
+
+    requests: int  # Q
+    nodes: int  # N
+    engines: int  # M
+    ranks: int  # J per engine
+    slots: int  # S per rank
+    tiers: int  # T
+    forms: int  # F
+    nextn: int
+    warm: int
+    cache_scope: str
+    bounded_cache: bool
+    swa: bool
+    swa_anchors: str
+    kv_limited: bool
+    fetches: bool
+    fetch_fifo: bool
+    handoff_fifo: bool
+    write_back: bool
+    publish_output: bool
+    rematches: bool
+    prompt: bool  # modes present
+    completion: bool
+    normal: bool
+    mixed: bool
+    pull: bool
+    prefill_policy: Callable[..., Any] | None
+    decode_policy: Callable[..., Any]
+    exact: bool  # integer time
+
+    @property
+    def caches(self) -> int:
+        return {"none": 0, "shared": 1, "local": self.engines}[self.cache_scope]
+
+    @property
+    def all_ranks(self) -> int:
+        return self.engines * self.ranks
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """The numbers of one scenario: int64 (or float64 time) scalars unless a shape is given."""
+
+    modes: Any  # [M] Mode
+    cost: StepCost
+    kv_blocks: Any
+    block_tokens: Any
+    max_input_tokens: Any
+    match_ticks: Any
+    cache_blocks: Any
+    reserve: Any
+    write_back_ticks: Any
+    swa_ttl_ticks: Any
+    warm_requests: Any  # [warm]
+    warm_engine: Any
+    tier_edges: Any  # [T - 1]
+    tier_engines: Any  # [M] tier of each engine at time zero
+    tier_quota: Any  # [T]
+    tier_round_ticks: Any
+    fetch_ticks: Any
+    fetch_rate: Any  # fs per byte
+    swa_rate: Any
+    block_bytes: Any
+    swa_bytes: Any
+    step_quota: Any
+    batch_tokens: Any
+    batch_requests: Any
+    chunk_multiple: Any
+    handoff_ticks: Any
+    handoff_rate: Any
+    live_bytes: Any
+    survival: Any  # [nextn] thresholds of 53 bits
+    prompt_interval: Any
+    prompt_any_interval: Any
+    prompt_usage_limit: Any  # [2] numerator, denominator
+    seed: Any
+    policy: PolicyParameters
+    bin_ticks: Any
+
+
+TIMES = frozenset(
+    "match_ticks write_back_ticks swa_ttl_ticks tier_quota tier_round_ticks fetch_ticks fetch_rate swa_rate "
+    "step_quota handoff_ticks handoff_rate bin_ticks".split()
+)
+"""Fields measured in time; they, the step costs and the arrivals are floats in the float time type."""
+
+
+def _survival(acceptance: tuple[float, ...]) -> np.ndarray:
+    return np.floor(2.0**53 * np.cumprod(np.asarray(acceptance, np.float64))).astype(np.int64)
+
+
+def _initial_tiers(cluster: ClusterConfig) -> np.ndarray:
+    takers = [m for m, mode in enumerate(cluster.modes) if mode != 1]
+    counts = cluster.tier_engines or tuple(
+        len(takers) // cluster.tiers + (t < len(takers) % cluster.tiers)
+        for t in range(cluster.tiers)
+    )
+    tiers = np.zeros(cluster.engines, np.int64)
+    tiers[takers] = np.repeat(np.arange(cluster.tiers), counts)[: len(takers)]
+    return tiers
+
+
+def split(
+    cluster: ClusterConfig, workload: Workload, *, exact: bool = True, horizon_ticks: int | None = None
+) -> tuple[Shape, Scenario]:
+    """Shape and numbers of `cluster` serving `workload`; raises ValueError on a contradictory config.
+
+    `horizon_ticks` sets the span of the busy-time series (default: twice the last arrival).
+    """
+    check_cluster(cluster)
+    return _shape(cluster, workload, exact), _numbers(cluster, workload, exact, horizon_ticks)
+
+
+def _shape(cluster: ClusterConfig, workload: Workload, exact: bool) -> Shape:
+    present = {mode: mode in cluster.modes for mode in range(4)}
+    pull = cluster.prefill_policy == "pull"
+    caching = cluster.cache_scope != "none"
+    shared = cluster.cache_scope == "shared"
+    return Shape(
+        requests=len(workload.arrival),
+        nodes=len(workload.node_parent) if caching else 1,
+        engines=cluster.engines,
+        ranks=cluster.ranks,
+        slots=cluster.slots,
+        tiers=cluster.tiers,
+        forms=len(cluster.cost.decode_forms),
+        nextn=cluster.nextn,
+        warm=len(cluster.warm_requests) if caching else 0,
+        cache_scope=cluster.cache_scope,
+        bounded_cache=caching and cluster.cache_blocks < FOREVER,
+        swa=cluster.swa and caching,
+        swa_anchors=cluster.swa_anchors,
+        kv_limited=cluster.kv_blocks is not None,
+        fetches=shared
+        and cluster.fetch_ticks
+        + cluster.fetch_femtoseconds_per_byte * cluster.block_bytes
+        + cluster.swa_femtoseconds_per_byte * cluster.swa_bytes
+        > 0,
+        fetch_fifo=cluster.fetch_link == "fifo",
+        handoff_fifo=cluster.handoff_link == "fifo",
+        write_back=caching and cluster.write_back_ticks > 0,
+        publish_output=caching and cluster.publish_output,
+        rematches=cluster.kv_blocks is not None and present[1],
+        prompt=present[0],
+        completion=present[1],
+        normal=present[2],
+        mixed=present[3],
+        pull=pull,
+        prefill_policy=None if pull else registry.resolve("prefill", cluster.prefill_policy),
+        decode_policy=registry.resolve("decode", cluster.decode_policy),
+        exact=exact,
+    )
+
+
+def _numbers(
+    cluster: ClusterConfig, workload: Workload, exact: bool, horizon_ticks: int | None
+) -> Scenario:
+    horizon = horizon_ticks or 2 * int(workload.arrival[-1]) + 10**9
+    values = dict(
+        modes=np.asarray(cluster.modes, np.int64),
+        cost=cluster.cost,
+        kv_blocks=cluster.kv_blocks or 0,
+        fetch_rate=cluster.fetch_femtoseconds_per_byte,
+        swa_rate=cluster.swa_femtoseconds_per_byte,
+        handoff_rate=cluster.handoff_femtoseconds_per_byte,
+        tier_engines=_initial_tiers(cluster),
+        survival=_survival(cluster.acceptance[: cluster.nextn]),
+        policy=dataclasses.replace(
+            PolicyParameters(block_tokens=cluster.block_tokens), **cluster.policy
+        ),
+        bin_ticks=max(1, horizon // SERIES_BINS),
+    )
+    for field in dataclasses.fields(Scenario):
+        if field.name not in values:
+            values[field.name] = np.asarray(getattr(cluster, field.name))
+    for name, value in values.items():
+        if name in ("cost", "policy"):
+            values[name] = jax.tree.map(lambda x: _number(x, name == "cost" and not exact), value)
+        else:
+            values[name] = _number(value, name in TIMES and not exact)
+    values["cost"] = dataclasses.replace(
+        values["cost"], decode_forms=_number(cluster.cost.decode_forms, not exact)
+    )
+    return Scenario(**values)
+
+
+def _number(value: Any, as_time: bool) -> np.ndarray:
+    value = np.asarray(value)
+    kind = np.float64 if as_time or value.dtype.kind == "f" else np.int64
+    return value.astype(kind)

@@ -1,0 +1,249 @@
+"""The simulator's whole state: one flat frozen pytree, updated element by element inside the event loop.
+
+Letters: `Q` requests, `M` engines, `J` ranks per engine, `R = M * J` ranks in all, `S` slots per rank,
+`T` tiers, `C` caches, `N` prefix segments, `H` heap entries. Times are ticks, -1 where nothing happened yet.
+Index Q (one past the last request) is "nobody" and segment 0 is the empty prefix.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from deepinfer_jax.simulator.clock import NEVER
+from deepinfer_jax.simulator.scenario import SERIES_BINS, Scenario, Shape
+
+IDLE, PREFILL, DECODE, MIXED_STEP = 0, 1, 2, 3
+"""What an engine's current step is. A MIXED step holds decode rows and chunks."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Carry of the event loop."""
+
+    now: Any
+    arrivals: Any  # requests whose first match has ended
+    ended: Any  # requests completed or rejected
+    placements: Any
+    handoffs: Any
+    place_pending: Any  # bool: phase 5 has work
+    next_round: Any  # tick of the next tier round
+    bin_ticks: Any  # width of a bin of `series`
+
+    # Requests [Q + 1]
+    following: Any  # link of the FIFO lanes
+    emitted: Any  # tokens sent
+    prompt: Any  # P: tokens the current prefill pass must cover
+    context: Any  # c: tokens of P that need no computing any more
+    hit_blocks: Any  # L1 / B
+    hit_compute: Any  # H
+    hit_node: Any  # deepest matched segment (pinned in the shared scope until the fetch ends)
+    anchored: Any  # bool: H rests on a live anchor
+    engine: Any  # engine of the prefill
+    rank: Any  # its global rank
+    target: Any  # global rank of the decode
+    admitted: Any  # bool: in prefill with a reserved slot (NORMAL, MIXED)
+    steps_done: Any  # decode steps of earlier stays in a slot
+    preemptions: Any
+    status: Any
+    matched: Any
+    pulled: Any
+    fetched: Any
+    prefill_start: Any
+    first_token: Any
+    handed_off: Any
+    decode_start: Any
+    finish: Any
+
+    # Engines [M]
+    step_kind: Any
+    step_start: Any
+    step_end: Any  # tick, NEVER when idle
+    clock_tick: Any  # start of the step, exact; -1 when idle
+    clock_remainder: Any
+    end_remainder: Any
+    run_first: Any  # subs of the first decode step of the run
+    run_slope: Any  # subs each further step lasts longer
+    run_steps: Any
+    steps: Any  # decode steps so far (a MIXED step counts)
+    since_prompt: Any  # NORMAL: decode steps since the last prompt step
+    dirty: Any  # bool: wants a batch formation
+    tier: Any
+    quota_used: Any
+    prompts: Any  # placed, prefill not ended
+    prompt_tokens: Any
+    reading_tokens: Any
+    fetch_free: Any  # FIFO links: tick at which they are free
+    handoff_free: Any
+    busy: Any  # [M, 4] ticks by step kind
+    step_count: Any  # [M, 4]
+    series: Any  # [SERIES_BINS, M] busy ticks by the bin of the step's end
+
+    # Ranks [R]
+    rank_quota: Any
+    fifo_head: Any  # prefill FIFO
+    fifo_tail: Any
+    batch_requests: Any  # of the step under way
+    batch_cut: Any  # tokens of the last chunk if it does not finish its prompt, else 0
+    in_prefill: Any  # admitted requests (NORMAL, MIXED)
+    wait_head: Any  # waiting for blocks
+    wait_tail: Any
+    join_head: Any  # landed, waiting for a slot
+    join_tail: Any
+    assigned: Any
+    pending_tokens: Any  # P of assigned requests that do not run yet
+    reserved: Any  # blocks of assigned requests that do not run yet
+    rows: Any
+    kv: Any  # 1/256 tokens of the running
+    growth: Any  # 1/256 tokens per step
+    next_finish: Any  # engine step at which the first running request finishes
+
+    # Slots [R, S]
+    slot_request: Any
+    slot_finish: Any  # engine step
+    slot_join: Any
+    slot_growth: Any
+    slot_prompt: Any  # P
+
+    # Tiers [T]
+    tier_head: Any
+    tier_tail: Any
+    demand: Any
+    target_engines: Any
+
+    # Caches
+    present: Any  # [C, N] leading blocks
+    newer: Any  # [C, N] LRU ring towards the most recent; 0 is the ring's seam
+    older: Any  # [C, N]
+    pins: Any  # [N]
+    used: Any  # [C]
+    published: Any
+    evicted: Any
+    anchor_expiry: Any  # [C, N]
+    anchor_host: Any  # [C, N]
+    fetched_bytes: Any
+    swa_fetched_bytes: Any
+    handoff_bytes: Any
+
+    # Timed events of requests [H]
+    heap_time: Any
+    heap_code: Any
+    heap_size: Any
+
+    def replace(self, **changes: Any) -> State:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def initial_state(shape: Shape, scenario: Scenario) -> State:
+    """Everything empty and idle at time zero."""
+    requests, engines, ranks = shape.requests + 1, shape.engines, shape.all_ranks
+    time = jnp.int64 if shape.exact else jnp.float64
+    caches, nodes = max(shape.caches, 1), shape.nodes
+    # A preempted request may be under way again while its write-backs are pending.
+    heap = requests * (8 if shape.write_back else 1) + 1
+
+    def ints(*dims: int, fill: int = 0, dtype: Any = jnp.int32) -> Any:
+        return jnp.full(dims, fill, dtype)
+
+    def ticks(*dims: int, fill: int = 0) -> Any:
+        return jnp.full(dims, fill, time)
+
+    nobody, unset = shape.requests, -1
+    lanes = {
+        f"{lane}_{end}": ints(size, fill=nobody)
+        for lane, size in (("fifo", ranks), ("wait", ranks), ("join", ranks), ("tier", shape.tiers))
+        for end in ("head", "tail")
+    }
+    tiers = jnp.asarray(scenario.tier_engines)
+    takers = jnp.asarray(scenario.modes) != 1
+    counts = jnp.zeros(shape.tiers, jnp.int64).at[tiers].add(takers.astype(jnp.int64))
+    return State(
+        now=ticks(),
+        arrivals=ints(),
+        ended=ints(),
+        placements=ints(dtype=jnp.int64),
+        handoffs=ints(dtype=jnp.int64),
+        place_pending=jnp.asarray(False),
+        next_round=jnp.asarray(scenario.tier_round_ticks, time),
+        bin_ticks=jnp.asarray(scenario.bin_ticks, time),
+        following=ints(requests, fill=nobody),
+        emitted=ints(requests),
+        prompt=ints(requests),
+        context=ints(requests),
+        hit_blocks=ints(requests),
+        hit_compute=ints(requests),
+        hit_node=ints(requests),
+        anchored=jnp.zeros(requests, bool),
+        engine=ints(requests, fill=unset),
+        rank=ints(requests, fill=unset),
+        target=ints(requests, fill=unset),
+        admitted=jnp.zeros(requests, bool),
+        steps_done=ints(requests),
+        preemptions=ints(requests),
+        status=ints(requests, fill=unset),
+        **{
+            name: ticks(requests, fill=unset)
+            for name in "matched pulled fetched prefill_start first_token handed_off decode_start finish".split()
+        },
+        step_kind=ints(engines),
+        step_start=ticks(engines),
+        step_end=ticks(engines, fill=NEVER),
+        clock_tick=ticks(engines, fill=unset),
+        clock_remainder=ticks(engines),
+        end_remainder=ticks(engines),
+        run_first=ticks(engines, fill=1),
+        run_slope=ticks(engines),
+        run_steps=ints(engines, dtype=jnp.int64),
+        steps=ints(engines, dtype=jnp.int64),
+        since_prompt=ints(engines, dtype=jnp.int64),
+        dirty=jnp.zeros(engines, bool),
+        tier=tiers.astype(jnp.int32),
+        quota_used=ticks(engines),
+        prompts=ints(engines),
+        prompt_tokens=ints(engines, dtype=jnp.int64),
+        reading_tokens=ints(engines, dtype=jnp.int64),
+        fetch_free=ticks(engines),
+        handoff_free=ticks(engines),
+        busy=ticks(engines, 4),
+        step_count=ints(engines, 4, dtype=jnp.int64),
+        series=ticks(SERIES_BINS, engines),
+        rank_quota=ticks(ranks),
+        **lanes,
+        batch_requests=ints(ranks),
+        batch_cut=ints(ranks),
+        in_prefill=ints(ranks),
+        assigned=ints(ranks),
+        pending_tokens=ints(ranks, dtype=jnp.int64),
+        reserved=ints(ranks, dtype=jnp.int64),
+        rows=ints(ranks),
+        kv=ints(ranks, dtype=jnp.int64),
+        growth=ints(ranks, dtype=jnp.int64),
+        next_finish=ints(ranks, fill=NEVER, dtype=jnp.int64),
+        slot_request=ints(ranks, shape.slots, fill=nobody),
+        slot_finish=ints(ranks, shape.slots, fill=NEVER, dtype=jnp.int64),
+        slot_join=ints(ranks, shape.slots, dtype=jnp.int64),
+        slot_growth=ints(ranks, shape.slots, dtype=jnp.int64),
+        slot_prompt=ints(ranks, shape.slots, dtype=jnp.int64),
+        demand=ticks(shape.tiers),
+        target_engines=counts,
+        present=ints(caches, nodes),
+        newer=ints(caches, nodes),
+        older=ints(caches, nodes),
+        pins=ints(nodes),
+        used=ints(caches, dtype=jnp.int64),
+        published=ints(dtype=jnp.int64),
+        evicted=ints(dtype=jnp.int64),
+        anchor_expiry=ticks(caches, nodes),
+        anchor_host=ints(caches, nodes, fill=unset),
+        fetched_bytes=ints(dtype=jnp.int64),
+        swa_fetched_bytes=ints(dtype=jnp.int64),
+        handoff_bytes=ints(dtype=jnp.int64),
+        heap_time=ticks(heap),
+        heap_code=ints(heap, dtype=jnp.int64),
+        heap_size=ints(),
+    )
