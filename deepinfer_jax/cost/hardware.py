@@ -149,17 +149,21 @@ def _best_seconds(run: Callable[[], jax.Array], repeats: int) -> float:
 
 
 def measure_this_machine(
-    matmul_size: int = 1024, copy_bytes: int = 64 * 2**20, repeats: int = 3
+    matmul_size: int | None = None, copy_bytes: int | None = None, repeats: int = 3
 ) -> Hardware:
     """Matmul rate and copy bandwidth of jax's default device; its links get the copy bandwidth.
 
-    The matmul is float32 on a CPU (which has no faster format there) and bfloat16 elsewhere; the
-    copy counts the bytes read and the bytes written. The best of `repeats` runs is kept. Takes well
-    under a second on a laptop. Links and storage of one machine are its memory, so they share its
-    bandwidth; capacity is the device's own limit where it tells, else the array measured with.
+    The matmul is float32 and small on a CPU (which has no faster format there), bfloat16 and large
+    enough to fill the device elsewhere; the copy counts the bytes read and the bytes written. The
+    best of `repeats` runs is kept. Takes well under a second. Links and storage of one machine are
+    its memory, so they share its bandwidth; capacity is the device's own limit where it tells, else
+    the array measured with.
     """
     device = jax.devices()[0]
-    dtype = jnp.float32 if device.platform == "cpu" else jnp.bfloat16
+    on_cpu = device.platform == "cpu"
+    matmul_size = matmul_size or (1024 if on_cpu else 8192)
+    copy_bytes = copy_bytes or (64 if on_cpu else 1024) * 2**20
+    dtype = jnp.float32 if on_cpu else jnp.bfloat16
     square = jnp.ones((matmul_size, matmul_size), dtype)
     vector = jnp.zeros(copy_bytes // 4, jnp.float32)
     multiply = jax.jit(lambda a: a @ a)
