@@ -3,11 +3,13 @@
 Nothing is tuned to these rows. Three predictions stand beside each: all peaks with the exchange
 hidden behind computation as far as that lasts (a bound), kernel efficiencies from public tables
 with the exchange hidden, and the same with nothing hidden. Both systems overlap two batches, so the
-truth should lie between the last two. It does not: SGLang's rows sit at the serial end, and vLLM's
-below it. What is approximate: the model is reduced to its parameter
-counts and one attention formula; routing is even; the decode context is the mean over a request's
-life where the workload gives it; the exchange uses DeepEP's H800 tables for H100 and H200 too and
-is proportional to the rows; scheduling, sampling and host time are left out.
+truth should lie between the last two. It does not: SGLang's rows sit at the serial end, vLLM's
+below it.
+
+What is approximate: the model is reduced to its parameter counts and one attention formula; routing
+is even; the decode context is the mean over a request's life where the workload gives it; the
+exchange uses DeepEP's H800 tables for H100 and H200 too and is proportional to the rows;
+scheduling, sampling and host time are left out.
 """
 
 from __future__ import annotations
