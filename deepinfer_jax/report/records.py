@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
 import jax
+import jaxlib
 import numpy as np
 
 from deepinfer_jax.timeline import EVENTS, RequestTimeline
@@ -28,22 +29,24 @@ class WriteError(OSError):
     """A record could not be written; the message is one line for the user."""
 
 
-def environment() -> dict[str, Any]:
-    """{schema_version, jax, jaxlib, numpy, python, platform, device_kind, devices, git}."""
-    devices = jax.devices()
-    import jaxlib
+def environment(*, devices: bool = True) -> dict[str, Any]:
+    """{schema_version, jax, jaxlib, numpy, python, git, platform, device_kind, devices}.
 
-    return {
+    Without `devices` the last three are left out and jax's backend is not started.
+    """
+    found = {
         "schema_version": SCHEMA_VERSION,
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
-        "platform": devices[0].platform,
-        "device_kind": devices[0].device_kind,
-        "devices": len(devices),
         "git": git_hash(pathlib.Path(__file__).parent),
     }
+    if devices:
+        found["platform"] = jax.devices()[0].platform
+        found["device_kind"] = jax.devices()[0].device_kind
+        found["devices"] = len(jax.devices())
+    return found
 
 
 def git_hash(directory: pathlib.Path) -> str:
