@@ -139,11 +139,19 @@ def write_jsonl(path: pathlib.Path, rows: Iterable[Mapping[str, Any]], count: in
         if target == packed:
             stream = gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=5, mtime=0)
         for row in rows:
-            stream.write(json.dumps(plain(row), allow_nan=False).encode() + b"\n")
+            stream.write(_line(row))
         if target == packed:
             stream.close()
     stale.unlink(missing_ok=True)
     return target
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    try:
+        text = json.dumps(row, allow_nan=False, default=plain)
+    except (ValueError, TypeError):  # NaN, or keys that are not text: the slower way
+        text = json.dumps(plain(row), allow_nan=False)
+    return text.encode() + b"\n"
 
 
 def read_jsonl(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -172,7 +180,7 @@ def append_jsonl(path: pathlib.Path, row: Mapping[str, Any]) -> None:
             if file.read() not in (b"", b"\n"):
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-            file.write(json.dumps(plain(row), allow_nan=False).encode() + b"\n")
+            file.write(_line(row))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -84,6 +84,13 @@ def test_a_journal_survives_a_torn_line(tmp_path):
     assert records.read_jsonl(path) == [{"key": "a"}, {"key": "c"}]
 
 
+def test_rows_may_hold_numpy_values_and_nan(tmp_path):
+    path = tmp_path / "points.jsonl"
+    records.append_jsonl(path, {"a": np.int64(3), "b": np.array([1, 2])})
+    records.append_jsonl(path, {"a": float("nan"), "b": np.float32(0.5)})
+    assert records.read_jsonl(path) == [{"a": 3, "b": [1, 2]}, {"a": None, "b": 0.5}]
+
+
 def test_fingerprint_ignores_key_order_but_not_values():
     assert records.fingerprint({"a": 1, "b": (1, 2)}) == records.fingerprint({"b": [1, 2], "a": 1})
     assert records.fingerprint({"a": 1}) != records.fingerprint({"a": 2})
