@@ -10,8 +10,8 @@ import pytest
 from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Mode
 from tests.simulator.oracle import policies, steps
 from tests.simulator.oracle.cache import Cache, Trie
-from tests.simulator.oracle.generate import Dice, random_requests, workload_of
 from tests.simulator.oracle.hand import cost, workload
+from tests.simulator.oracle.prompts import Dice, random_requests, workload_of
 
 
 def test_splitmix64_vectors() -> None:
