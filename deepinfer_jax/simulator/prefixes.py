@@ -18,7 +18,7 @@ from deepinfer_jax.simulator.traces import Int64, Trace, offsets
 Int32 = npt.NDArray[np.int32]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Trie:
     """Maximal segments of blocks. Letters: `N` nodes, `Q` requests.
 

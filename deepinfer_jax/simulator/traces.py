@@ -26,7 +26,7 @@ class Rejection(NamedTuple):
     rule: str
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Trace:
     """Requests by (arrival, row). Letters: `Q` requests, `R` runs of block ids, `I` images.
 

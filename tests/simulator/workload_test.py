@@ -60,6 +60,10 @@ def test_order_is_arrival_then_index():
     made = workload(traces.plain("t", [5, 3, 5, 3], [1, 2, 3, 4], [1, 1, 1, 1]))
     assert made.input_tokens.tolist() == [2, 4, 1, 3]
     assert made.arrival.tolist() == [3, 3, 5, 5]
+    times = np.random.default_rng(0).integers(0, 5, 1_000)
+    made = workload(traces.plain("t", times, np.arange(1, 1_001), np.ones(1_000)))
+    expected = sorted(range(1_000), key=lambda q: (times[q], q))
+    assert (made.input_tokens - 1).tolist() == expected
 
 
 def test_images_are_summed():
