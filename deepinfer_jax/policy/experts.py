@@ -37,6 +37,7 @@ def initial_placement(layers: int, experts: int, slots: int) -> Placement:
     return from_slots(jnp.tile(row, (layers, 1)), experts)
 
 
+@functools.partial(jax.jit, static_argnames="experts")
 def from_slots(physical_to_logical: Array, experts: int) -> Placement:
     """A placement from its slots [L, R] alone; replicas are numbered in slot order."""
     same = physical_to_logical[:, :, None] == physical_to_logical[:, None, :]
@@ -53,10 +54,14 @@ def _inverted(slots: Array, number: Array, experts: int) -> Placement:
     return Placement(slots.astype(jnp.int32), table, replicas)
 
 
+def _permuted(values: Array, destination: Array) -> Array:
+    """`values` [n] moved to their destinations, a permutation. Compiles faster than a sort."""
+    return jnp.zeros_like(values).at[destination].set(values)
+
+
 # Hierarchical and global policy
 
 
-@functools.partial(jax.jit, static_argnames=("slots", "groups", "nodes", "ranks"))
 def rebalance(weight: Array, slots: int, groups: int, nodes: int, ranks: int) -> Placement:
     """Placement by mean load: groups to nodes, replicas within nodes, replicas to ranks.
 
@@ -80,28 +85,29 @@ def rebalance(weight: Array, slots: int, groups: int, nodes: int, ranks: int) ->
     _check_divides("experts", experts, "groups", groups)
     _check_divides("ranks", ranks, "nodes", nodes)
     _check_slots(experts, slots, ranks)
-    layer = functools.partial(
-        _rebalance_layer, slots=slots, groups=groups, nodes=nodes, ranks=ranks
-    )
-    return jax.vmap(layer)(weight.astype(jnp.float32))
+    return _rebalance(jnp.asarray(weight, jnp.float32), slots, groups, nodes, ranks)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _rebalance(weight: Array, slots: int, groups: int, nodes: int, ranks: int) -> Placement:
+    return jax.vmap(lambda w: _rebalance_layer(w, slots, groups, nodes, ranks))(weight)
 
 
 def _rebalance_layer(weight: Array, slots: int, groups: int, nodes: int, ranks: int) -> Placement:
     experts = weight.shape[0]
     node, place = pack(weight.reshape(groups, -1).sum(axis=1), nodes)
     # Experts in node order: by node, by the group's place on it, by number within the group.
-    by_node = jnp.argsort(node * (groups // nodes) + place)
-    order = (by_node[:, None] * (experts // groups) + jnp.arange(experts // groups)).reshape(
-        nodes, -1
-    )
+    by_node = _permuted(jnp.arange(groups), node * (groups // nodes) + place)
+    size = experts // groups
+    order = (by_node[:, None] * size + jnp.arange(size)).reshape(nodes, -1)
     local = weight[order]
     chosen, number, count = jax.vmap(lambda w: replicate(w, slots // nodes))(local)
     load = jnp.take_along_axis(local / count, chosen, axis=1)
     rank, position = jax.vmap(lambda w: pack(w, ranks // nodes))(load)
     slot = jnp.arange(nodes)[:, None] * (slots // nodes) + rank * (slots // ranks) + position
     logical = jnp.take_along_axis(order, chosen, axis=1).reshape(-1)
-    place_of = jnp.argsort(slot.reshape(-1))
-    return _inverted(logical[place_of], number.reshape(-1)[place_of], experts)
+    slot = slot.reshape(-1)
+    return _inverted(_permuted(logical, slot), _permuted(number.reshape(-1), slot), experts)
 
 
 def pack(weight: Array, packs: int) -> tuple[Array, Array]:
@@ -125,13 +131,13 @@ def pack(weight: Array, packs: int) -> tuple[Array, Array]:
         load, count = carry
         chosen = jnp.argmin(jnp.where(count < items // packs, load, jnp.inf))
         here = numbers == chosen
-        return (load + jnp.where(here, weight[item], 0), count + here), (chosen, count[chosen])
+        place = jnp.sum(jnp.where(here, count, 0))
+        return (load + jnp.where(here, item, 0), count + here), (chosen, place)
 
     order = jnp.argsort(-weight, stable=True)
     start = (jnp.zeros(packs, weight.dtype), jnp.zeros(packs, jnp.int32))
-    _, (chosen, place) = lax.scan(put, start, order)
-    back = jnp.argsort(order)
-    return chosen[back], place[back]
+    _, (chosen, place) = lax.scan(put, start, weight[order])
+    return _permuted(chosen, order), _permuted(place, order)
 
 
 def replicate(weight: Array, slots: int) -> tuple[Array, Array, Array]:
@@ -150,7 +156,8 @@ def replicate(weight: Array, slots: int) -> tuple[Array, Array, Array]:
 
     def add(count: Array, _: None) -> tuple[Array, tuple[Array, Array]]:
         chosen = jnp.argmax(weight / count)
-        return count + (numbers == chosen), (chosen, count[chosen])
+        here = numbers == chosen
+        return count + here, (chosen, jnp.sum(jnp.where(here, count, 0)))
 
     count, (chosen, number) = lax.scan(
         add, jnp.ones(experts, jnp.int32), None, length=slots - experts
@@ -187,7 +194,7 @@ def _peak_layer(tokens: Array, slots: int, ranks: int) -> Array:
     if slots == ranks:
         return chosen
     rank, place = _pack_peaks((tokens / count)[:, chosen], ranks)
-    return chosen[jnp.argsort(rank * (slots // ranks) + place)]
+    return _permuted(chosen, rank * (slots // ranks) + place)
 
 
 def _replicate_peaks(tokens: Array, slots: int) -> tuple[Array, Array]:
@@ -218,18 +225,18 @@ def _pack_peaks(load: Array, ranks: int) -> tuple[Array, Array]:
 
     def put(carry: tuple[Array, Array], item: Array) -> tuple[tuple[Array, Array], tuple]:
         held, count = carry  # [S, ranks], [ranks]
-        after = held + load[:, item][:, None]
+        after = held + item[:, None]
         peak = jnp.max(held, axis=1)
         cost = jnp.sum(jnp.maximum(peak[:, None], after), axis=0)
         chosen = jnp.argmin(jnp.where(count < items // ranks, cost, jnp.inf))
         here = numbers == chosen
-        return (jnp.where(here, after, held), count + here), (chosen, count[chosen])
+        place = jnp.sum(jnp.where(here, count, 0))
+        return (jnp.where(here, after, held), count + here), (chosen, place)
 
     order = jnp.argsort(-jnp.sum(load, axis=0), stable=True)
     start = (jnp.zeros((steps, ranks), load.dtype), jnp.zeros(ranks, jnp.int32))
-    _, (chosen, place) = lax.scan(put, start, order)
-    back = jnp.argsort(order)
-    return chosen[back], place[back]
+    _, (chosen, place) = lax.scan(put, start, load.T[order])
+    return _permuted(chosen, order), _permuted(place, order)
 
 
 # Statistics
