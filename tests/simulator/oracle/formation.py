@@ -43,9 +43,9 @@ def prompt(world: World, engine: Engine) -> bool:
 
 
 def completion(world: World, engine: Engine) -> bool:
-    """COMPLETION: joins, preemption, a step."""
-    decode.take_joins(world, engine)
+    """COMPLETION: preemption, joins, a step."""
     decode.preempt(world, engine)
+    decode.take_joins(world, engine)
     return decode.start_decode(world, engine)
 
 

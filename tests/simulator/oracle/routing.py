@@ -98,7 +98,8 @@ def tier_round(world: World) -> None:
     if any(world.demand):
         engines = sum(e.takes_prompts for e in world.engines)
         world.targets = policies.tier_shares(world.demand, engines)
-    world.demand = [0] * world.cluster.tiers
+    world.demand = [sum(r.cost for r in fifo) for fifo in world.fifos]
+    world.lonely_rounds += not world.agenda.heap
     world.route = True
     world.agenda.add(world.now + world.cluster.tier_round_ticks, TIER_ROUND, ())
 

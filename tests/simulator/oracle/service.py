@@ -111,8 +111,11 @@ def next_event(world: World) -> tuple[int, int, tuple[int, ...], Any] | None:
     for engine in world.engines:
         if engine.dirty and engine.step is None:
             pending.append((world.now, FORMATION, (engine.index,), engine))
-    only_rounds = all(event[1] == TIER_ROUND for event in (*heap, *pending))
-    if not pending or (only_rounds and not any(world.demand)):
+    if any(event[1] != TIER_ROUND for event in heap):
+        world.lonely_rounds = 0
+    elif all(event[1] == TIER_ROUND for event in pending) and world.lonely_rounds >= 2:
+        return None
+    if not pending:
         return None
     first = min(pending, key=lambda event: event[:3])
     if first[3] is None and first[1] != ROUTE:

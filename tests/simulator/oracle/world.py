@@ -137,6 +137,7 @@ class World:
         self.fifos: list[deque[Request]] = [deque() for _ in range(cluster.tiers)]
         self.demand = [0] * cluster.tiers
         self.targets = [0] * cluster.tiers
+        self.lonely_rounds = 0  # tier rounds in a row that found nothing else pending
         self.placements = 0
         self.handoffs = 0
 
