@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from deepinfer_jax.simulator.clock import NEVER
-from deepinfer_jax.simulator.containers import add, get, put
+from deepinfer_jax.simulator.containers import add, get, put, when, while_loop
 from deepinfer_jax.simulator.scenario import Scenario, Shape
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.workload import Workload
@@ -27,19 +27,46 @@ class Cluster(NamedTuple):
     scenario: Scenario
     workload: Workload
 
+    @property
+    def zero(self) -> Array:
+        """0, but not to the compiler (see `containers.while_loop`)."""
+        return jnp.minimum(self.scenario.block_tokens, 0)
+
 
 def cache_of(shape: Shape, engine: Array) -> Array:
     """Index of the cache an engine reads and writes."""
     return engine if shape.cache_scope == "local" else jnp.zeros_like(engine)
 
 
-def deepest_match(c: Cluster, state: State, cache: Array, node: Array) -> Array:
+def deepest_match(c: Cluster, state: State, cache: Array, node: Array) -> tuple[State, Array]:
     """Deepest segment at or above `node` that holds blocks. Its ancestors are then full."""
 
-    def absent(node: Array) -> Array:
-        return (node != 0) & (get(state.present, cache, node) == 0)
+    def absent(carry: tuple[Array, Array]) -> Array:
+        present, node = carry
+        return (node != 0) & (get(present, cache, node) == 0)
 
-    return lax.while_loop(absent, lambda node: get(c.workload.node_parent, node), node)
+    def up(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        present, node = carry
+        return present, get(c.workload.node_parent, node)
+
+    present, node = while_loop(absent, up, (state.present, node), c.zero)
+    return state.replace(present=present), node
+
+
+def deepest_matches(c: Cluster, state: State, node: Array) -> tuple[State, Array]:
+    """`deepest_match` of one prefix in every cache at once. [C]"""
+    caches = jnp.arange(c.shape.caches)
+
+    def absent(present: Array, nodes: Array) -> Array:
+        return (nodes != 0) & (present[caches, nodes] == 0)
+
+    def up(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        present, nodes = carry
+        return present, jnp.where(absent(present, nodes), c.workload.node_parent[nodes], nodes)
+
+    start = (state.present, jnp.full(c.shape.caches, node))
+    present, nodes = while_loop(lambda carry: jnp.any(absent(*carry)), up, start, c.zero)
+    return state.replace(present=present), nodes
 
 
 def matched_blocks(c: Cluster, state: State, cache: Array, node: Array) -> Array:
@@ -96,9 +123,8 @@ def touch(c: Cluster, state: State, cache: Array, leaf: Array) -> State:
         newer, older = _append(newer, older, cache, node)
         return newer, older, get(c.workload.node_parent, node)
 
-    newer, older, _ = lax.while_loop(
-        lambda carry: carry[2] != 0, step, (state.newer, state.older, leaf)
-    )
+    start = (state.newer, state.older, leaf)
+    newer, older, _ = while_loop(lambda carry: carry[2] != 0, step, start, c.zero)
     return state.replace(newer=newer, older=older)
 
 
@@ -111,7 +137,7 @@ def pin(c: Cluster, state: State, leaf: Array, change: int) -> State:
         pins, node = carry
         return add(pins, change, node), get(c.workload.node_parent, node)
 
-    pins, _ = lax.while_loop(lambda carry: carry[1] != 0, step, (state.pins, leaf))
+    pins, _ = while_loop(lambda carry: carry[1] != 0, step, (state.pins, leaf), c.zero)
     return state.replace(pins=pins)
 
 
@@ -123,8 +149,8 @@ def publish(c: Cluster, state: State, cache: Array, leaf: Array) -> State:
         present, newer, older, gained, node = carry
         held, length = get(present, cache, node), get(ends, node) - get(starts, node)
         if c.shape.bounded_cache:
-            newer, older = lax.cond(
-                held > 0, lambda n, o: _unlink(n, o, cache, node), lambda n, o: (n, o), newer, older
+            newer, older = when(
+                held > 0, lambda ring: _unlink(*ring, cache, node), (newer, older), c.zero
             )
             newer, older = _append(newer, older, cache, node)
         present = put(present, length, cache, node)
@@ -137,9 +163,8 @@ def publish(c: Cluster, state: State, cache: Array, leaf: Array) -> State:
         full = get(ends, node) - get(starts, node)
         return (node != 0) & (get(present, cache, node) < full)
 
-    present, newer, older, gained, _ = lax.while_loop(
-        more, step, (state.present, state.newer, state.older, jnp.int32(0), leaf)
-    )
+    start = (state.present, state.newer, state.older, jnp.int32(0), leaf)
+    present, newer, older, gained, _ = while_loop(more, step, start, c.zero)
     state = state.replace(
         present=present,
         newer=newer,
@@ -152,29 +177,29 @@ def publish(c: Cluster, state: State, cache: Array, leaf: Array) -> State:
 
 def _evict(c: Cluster, state: State, cache: Array) -> State:
     def over(carry: tuple[Array, ...]) -> Array:
-        used, node = carry[3], carry[4]
+        used, node = carry[4], carry[5]
         return (used > c.scenario.cache_blocks) & (node != 0)
 
     def step(carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        present, newer, older, used, node = carry
+        present, newer, older, pins, used, node = carry
         held = get(present, cache, node)
         cut = jnp.minimum(held, used - c.scenario.cache_blocks).astype(jnp.int32)
-        cut = jnp.where(get(state.pins, node) > 0, 0, cut)
+        cut = jnp.where(get(pins, node) > 0, 0, cut)
         following = get(newer, cache, node)
         present = put(present, held - cut, cache, node)
-        newer, older = lax.cond(
-            cut == held, lambda n, o: _unlink(n, o, cache, node), lambda n, o: (n, o), newer, older
+        newer, older = when(
+            cut == held, lambda ring: _unlink(*ring, cache, node), (newer, older), c.zero
         )
-        return present, newer, older, used - cut, following
+        return present, newer, older, pins, used - cut, following
 
-    used = get(state.used, cache)
-    present, newer, older, left, _ = lax.while_loop(
-        over, step, (state.present, state.newer, state.older, used, get(state.newer, cache, 0))
-    )
+    used, oldest = get(state.used, cache), get(state.newer, cache, 0)
+    start = (state.present, state.newer, state.older, state.pins, used, oldest)
+    present, newer, older, pins, left, _ = while_loop(over, step, start, c.zero)
     return state.replace(
         present=present,
         newer=newer,
         older=older,
+        pins=pins,
         used=put(state.used, left, cache),
         evicted=state.evicted + used - left,
     )

@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from deepinfer_jax.simulator import cache, handoff, queries
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.cluster import Mode, Status
-from deepinfer_jax.simulator.containers import add, get, pop_front, push_front, push_second, put
+from deepinfer_jax.simulator.containers import (
+    add,
+    either,
+    get,
+    pop_front,
+    push_front,
+    push_second,
+    put,
+    while_loop,
+)
 from deepinfer_jax.simulator.events import REMATCH, schedule
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.steps import engine_row, go_idle, over_ranks, set_engine_row, start_run
@@ -108,7 +116,7 @@ def finish_due(c: Cluster, state: State, engine: Array) -> State:
         state = finish(c, state, request, engine)
         return handoff.admit_waiting(c, state, rank)
 
-    return lax.while_loop(due, finish_one, state)
+    return while_loop(due, finish_one, state, c.zero)
 
 
 def advance(c: Cluster, state: State, engine: Array, made: Array) -> State:
@@ -126,7 +134,7 @@ def preempt(c: Cluster, state: State, engine: Array) -> State:
         def over(state: State) -> Array:
             return (queries.rank_free_blocks(c, state, rank) < 0) & (get(state.rows, rank) > 0)
 
-        return lax.while_loop(over, lambda s: _preempt_one(c, s, engine, rank), state)
+        return while_loop(over, lambda s: _preempt_one(c, s, engine, rank), state, c.zero)
 
     return over_ranks(c, engine, state, visit)
 
@@ -147,11 +155,12 @@ def _preempt_one(c: Cluster, state: State, engine: Array, rank: Array) -> State:
     state = _vacate(c, state, rank, slot)
     if c.shape.completion:
         away = get(c.scenario.modes, engine) == int(Mode.COMPLETION)
-        state = lax.cond(
+        state = either(
             away,
-            lambda s: schedule(s, s.now + c.scenario.match_ticks, request, REMATCH),
+            lambda s: schedule(c, s, s.now + c.scenario.match_ticks, request, REMATCH),
             lambda s: _recompute(c, s, engine, rank, request),
             state,
+            c.zero,
         )
         return handoff.admit_waiting(c, state, rank)
     return _recompute(c, state, engine, rank, request)
@@ -166,15 +175,12 @@ def _recompute(c: Cluster, state: State, engine: Array, rank: Array, request: Ar
         hit_compute=put(state.hit_compute, 0, request),
     )
     head = get(state.fifo_head, rank)
-    following, fifo_head, fifo_tail = lax.cond(
+    following, fifo_head, fifo_tail = either(
         get(state.admitted, head),
-        push_second,
-        push_front,
-        state.following,
-        state.fifo_head,
-        state.fifo_tail,
-        rank,
-        request,
+        lambda lane: push_second(*lane, rank, request),
+        lambda lane: push_front(*lane, rank, request),
+        (state.following, state.fifo_head, state.fifo_tail),
+        c.zero,
     )
     cost = queries.owed_quota(c, state, request)
     return state.replace(
@@ -203,16 +209,17 @@ def safe_steps(c: Cluster, state: State, engine: Array) -> Array:
 def run_or_idle(c: Cluster, state: State, engine: Array, limit: Array) -> State:
     """A run of decode steps if anybody runs, else nothing."""
     limit = jnp.minimum(limit, safe_steps(c, state, engine))
-    return lax.cond(
+    return either(
         jnp.any(engine_row(c, state.rows, engine) > 0),
         lambda s: start_run(c, s, engine, limit),
         lambda s: go_idle(s, engine),
         state,
+        c.zero,
     )
 
 
 def form_completion(c: Cluster, state: State, engine: Array) -> State:
-    """Batch formation of a COMPLETION engine: landed requests join, then decode."""
+    """Batch formation of a COMPLETION engine: make room, let landed requests join, decode."""
 
     def visit(state: State, rank: Array) -> State:
         def joinable(state: State) -> Array:
@@ -224,7 +231,7 @@ def form_completion(c: Cluster, state: State, engine: Array) -> State:
             head = pop_front(state.following, state.join_head, rank)
             return join(c, state.replace(join_head=head), rank, request)
 
-        return lax.while_loop(joinable, join_one, state)
+        return while_loop(joinable, join_one, state, c.zero)
 
-    state = preempt(c, over_ranks(c, engine, state, visit), engine)
+    state = over_ranks(c, engine, preempt(c, state, engine), visit)
     return run_or_idle(c, state, engine, jnp.int64(NEVER))

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.containers import heap_push
 from deepinfer_jax.simulator.state import State
 
@@ -29,9 +30,9 @@ def kind_and_request(code: Array) -> tuple[Array, Array]:
     return (code & 3).astype(jnp.int32), request.astype(jnp.int32)
 
 
-def schedule(state: State, time: Array, request: Array, kind: int) -> State:
+def schedule(c: Cluster, state: State, time: Array, request: Array, kind: int) -> State:
     """Puts a timed event of `request` on the heap."""
     times, codes, size = heap_push(
-        state.heap_time, state.heap_code, state.heap_size, time, event_code(request, kind)
+        state.heap_time, state.heap_code, state.heap_size, time, event_code(request, kind), c.zero
     )
     return state.replace(heap_time=times, heap_code=codes, heap_size=size)

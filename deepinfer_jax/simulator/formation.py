@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from deepinfer_jax.simulator import decode, prefill, queries
 from deepinfer_jax.simulator.cache import Cluster
@@ -16,7 +15,7 @@ from deepinfer_jax.simulator.clock import (
     advance_subs,
 )
 from deepinfer_jax.simulator.cluster import Mode
-from deepinfer_jax.simulator.containers import get, put
+from deepinfer_jax.simulator.containers import either, get, put, when
 from deepinfer_jax.simulator.state import DECODE, MIXED_STEP, PREFILL, State
 from deepinfer_jax.simulator.steps import (
     close_step,
@@ -36,10 +35,9 @@ def end_step(c: Cluster, state: State, engine: Array) -> State:
     state, kind, made = close_step(state, engine)
     mode = get(c.scenario.modes, engine)
     local = (mode == int(Mode.NORMAL)) | (mode == int(Mode.MIXED))
-    state = lax.cond(kind != PREFILL, lambda s: decode.advance(c, s, engine, made), lambda s: s, state)
-    return lax.cond(
-        kind != DECODE, lambda s: prefill.end_batches(c, s, engine, local), lambda s: s, state
-    )
+    if c.shape.completion or c.shape.normal or c.shape.mixed:
+        state = when(kind != PREFILL, lambda s: decode.advance(c, s, engine, made), state, c.zero)
+    return when(kind != DECODE, lambda s: prefill.end_batches(c, s, engine, local), state, c.zero)
 
 
 def form(c: Cluster, state: State, engine: Array) -> State:
@@ -51,15 +49,13 @@ def form(c: Cluster, state: State, engine: Array) -> State:
         Mode.NORMAL: (c.shape.normal, form_normal),
         Mode.MIXED: (c.shape.mixed, form_mixed),
     }
-    branches = [
-        (lambda s, f=handler: f(c, s, engine)) if present else (lambda s: s)
-        for present, handler in handlers.values()
-    ]
-    present = [handler for used, handler in handlers.values() if used]
+    present = {mode: handler for mode, (used, handler) in handlers.items() if used}
     if len(present) == 1:
-        return present[0](c, state, engine)
-    mode = get(c.scenario.modes, engine).astype(jnp.int32)
-    return lax.switch(mode, branches, state)
+        return next(iter(present.values()))(c, state, engine)
+    for mode, handler in present.items():
+        mine = get(c.scenario.modes, engine) == int(mode)
+        state = when(mine, lambda s, f=handler: f(c, s, engine), state, c.zero)
+    return state
 
 
 def _start_prefill(c: Cluster, state: State, engine: Array, times: Array, tokens: Array) -> State:
@@ -78,11 +74,12 @@ def form_prompt(c: Cluster, state: State, engine: Array) -> State:
     """PROMPT: a quota-limited batch on every rank."""
     no = jnp.asarray(False)
     state, times, tokens = prefill.form_batches(c, state, engine, _everyone(c), no, no)
-    return lax.cond(
+    return either(
         tokens > 0,
         lambda s: _start_prefill(c, s, engine, times, tokens),
         lambda s: go_idle(s, engine),
         state,
+        c.zero,
     )
 
 
@@ -103,7 +100,7 @@ def form_mixed(c: Cluster, state: State, engine: Array) -> State:
         return start_step(state, engine, MIXED_STEP, end, jnp.int64(1))
 
     run = lambda s: decode.run_or_idle(c, s, engine, jnp.int64(NEVER))  # noqa: E731
-    return lax.cond(tokens > 0, mixed, run, state)
+    return either(tokens > 0, mixed, run, state, c.zero)
 
 
 def form_normal(c: Cluster, state: State, engine: Array) -> State:
@@ -125,7 +122,7 @@ def form_normal(c: Cluster, state: State, engine: Array) -> State:
         limit = jnp.where(queued, next_vote, NEVER)
         return decode.run_or_idle(c, state, engine, limit)
 
-    return lax.cond(tokens > 0, prompt_step, decode_run, state)
+    return either(tokens > 0, prompt_step, decode_run, state, c.zero)
 
 
 def _vote(c: Cluster, state: State, engine: Array) -> tuple[Array, Array]:

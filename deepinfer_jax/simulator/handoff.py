@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from deepinfer_jax.policy.view import DecodeView, RequestView
 from deepinfer_jax.simulator import queries
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
 from deepinfer_jax.simulator.cluster import Mode
-from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
+from deepinfer_jax.simulator.containers import add, either, get, pop_front, push_back, put, while_loop
 from deepinfer_jax.simulator.events import HANDOFF, schedule
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.steps import interrupt
@@ -49,11 +48,14 @@ def choose_rank(c: Cluster, state: State, request: Array) -> State:
         assigned=add(state.assigned, 1, rank),
         pending_tokens=add(state.pending_tokens, prompt, rank),
     )
-    return lax.cond(
+    if not c.shape.kv_limited:
+        return _reserve_and_send(c, state, rank, request)
+    return either(
         get(fits, rank),
         lambda s: _reserve_and_send(c, s, rank, request),
         lambda s: _wait(s, rank, request),
         state,
+        c.zero,
     )
 
 
@@ -81,7 +83,7 @@ def _reserve_and_send(c: Cluster, state: State, rank: Array, request: Array) -> 
     if c.shape.kv_limited:
         # A run was planned with the blocks that are now reserved.
         state = interrupt(state, rank // c.shape.ranks)
-    return schedule(state, free + c.scenario.handoff_ticks, request, HANDOFF)
+    return schedule(c, state, free + c.scenario.handoff_ticks, request, HANDOFF)
 
 
 def admit_waiting(c: Cluster, state: State, rank: Array) -> State:
@@ -100,7 +102,7 @@ def admit_waiting(c: Cluster, state: State, rank: Array) -> State:
         head = pop_front(state.following, state.wait_head, rank)
         return _reserve_and_send(c, state.replace(wait_head=head), rank, request)
 
-    return lax.while_loop(fits, admit, state)
+    return while_loop(fits, admit, state, c.zero)
 
 
 def end_handoff(c: Cluster, state: State, request: Array) -> State:

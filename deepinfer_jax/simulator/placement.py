@@ -6,17 +6,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from deepinfer_jax.policy import prefill as policies
 from deepinfer_jax.policy.view import PrefillView, RequestView
-from deepinfer_jax.simulator import cache, prefill
+from deepinfer_jax.simulator import cache, prefill, queries
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
 from deepinfer_jax.simulator.cluster import Status
-from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
+from deepinfer_jax.simulator.containers import (
+    add,
+    either,
+    get,
+    pop_front,
+    push_back,
+    put,
+    when,
+    while_loop,
+)
 from deepinfer_jax.simulator.events import FETCH, schedule
-from deepinfer_jax.simulator.queries import kv_tokens, policy_draw, predicted_ticks, takes_prompts
 from deepinfer_jax.simulator.state import State
 
 Array = Any
@@ -29,15 +36,12 @@ def match(c: Cluster, state: State, request: Array) -> State:
     fresh = get(state.emitted, request) == 0
     status = jnp.where(fresh, _rejection(c, request), -1)
     state = state.replace(matched=put(state.matched, state.now, request))
-    return lax.cond(
+    return either(
         status >= 0,
-        lambda s: s.replace(
-            status=put(s.status, status, request),
-            finish=put(s.finish, s.now, request),
-            ended=s.ended + 1,
-        ),
+        lambda s: s.replace(status=put(s.status, status, request), ended=s.ended + 1),
         lambda s: _queue(c, _find_prefix(c, s, request), request),
         state,
+        c.zero,
     )
 
 
@@ -51,16 +55,15 @@ def _rejection(c: Cluster, request: Array) -> Array:
     return status
 
 
-def _hit(c: Cluster, state: State, store: Array, request: Array) -> tuple[Array, Array, Array]:
-    """(deepest matched segment, L1 in blocks, H in tokens) of `request` in cache `store`, now."""
-    node = cache.deepest_match(c, state, store, get(c.workload.match_node, request))
+def _hit(c: Cluster, state: State, store: Array, node: Array) -> tuple[Array, Array]:
+    """(L1 in blocks, H in tokens), now, where `node` is the deepest match in cache `store`."""
     blocks = cache.matched_blocks(c, state, store, node)
     tokens = blocks * c.scenario.block_tokens.astype(jnp.int32)
     if c.shape.swa:
         live = cache.anchor_live(c, state, store, node)
         backed_off = jnp.maximum(tokens - c.scenario.block_tokens.astype(jnp.int32), 0)
         tokens = jnp.where(live, tokens, backed_off)
-    return node, blocks, tokens
+    return blocks, tokens
 
 
 def _record_hit(state: State, request: Array, node: Array, blocks: Array, tokens: Array) -> State:
@@ -78,8 +81,8 @@ def _find_prefix(c: Cluster, state: State, request: Array) -> State:
     if c.shape.cache_scope != "shared":
         return _record_hit(state, request, jnp.int32(0), jnp.int32(0), jnp.int32(0))
     store = jnp.int32(0)
-    node, blocks, tokens = _hit(c, state, store, request)
-    state = _record_hit(state, request, node, blocks, tokens)
+    state, node = cache.deepest_match(c, state, store, get(c.workload.match_node, request))
+    state = _record_hit(state, request, node, *_hit(c, state, store, node))
     return cache.pin(c, cache.touch(c, state, store, node), node, 1)
 
 
@@ -92,12 +95,13 @@ def _queue(c: Cluster, state: State, request: Array) -> State:
     following, head, tail = push_back(
         state.following, state.tier_head, state.tier_tail, tier, request
     )
-    cost = predicted_ticks(c, prompt - context, context)
+    cost = queries.predicted_ticks(c, prompt - context, context)
     return state.replace(
         following=following,
         tier_head=head,
         tier_tail=tail,
         demand=add(state.demand, cost, tier),
+        queued=add(state.queued, cost, tier),
         place_pending=jnp.asarray(True),
     )
 
@@ -107,11 +111,12 @@ def _queue(c: Cluster, state: State, request: Array) -> State:
 
 def tier_round(c: Cluster, state: State) -> State:
     """New targets from the round's quota demand; engines follow as they drain."""
-    engines = jnp.sum(takes_prompts(c))
+    engines = jnp.sum(queries.takes_prompts(c))
     shares = policies.tier_shares(state.demand, engines).astype(jnp.int64)
     return state.replace(
         target_engines=jnp.where(jnp.any(state.demand > 0), shares, state.target_engines),
-        demand=jnp.zeros_like(state.demand),
+        demand=state.queued,
+        idle_rounds=state.idle_rounds + 1,
         next_round=state.next_round + c.scenario.tier_round_ticks,
         place_pending=jnp.asarray(True),
     )
@@ -119,7 +124,7 @@ def tier_round(c: Cluster, state: State) -> State:
 
 def _retier(c: Cluster, state: State) -> State:
     """Moves drained engines from tiers above their target to tiers below, lowest first."""
-    takers = takes_prompts(c)
+    takers = queries.takes_prompts(c)
 
     def counts(tier: Array) -> Array:
         return jnp.sum(takers[:, None] & (tier[:, None] == jnp.arange(c.shape.tiers)), axis=0)
@@ -135,7 +140,7 @@ def _retier(c: Cluster, state: State) -> State:
         short = jnp.argmax(counts(tier) < state.target_engines).astype(jnp.int32)
         return put(tier, short, jnp.argmax(movable(tier)))
 
-    return state.replace(tier=lax.while_loop(possible, move, state.tier))
+    return state.replace(tier=while_loop(possible, move, state.tier, c.zero))
 
 
 # Phase 5
@@ -149,41 +154,46 @@ def place(c: Cluster, state: State) -> State:
     engine, tier = jnp.int32(c.shape.engines), jnp.int32(0)
     for t in reversed(range(c.shape.tiers)):
         head = state.tier_head[t]
-        choice = lax.cond(
+        state, choice = when(
             head != nobody,
-            lambda head=head, t=t: _choose(c, state, head, t),
-            lambda: jnp.int32(c.shape.engines),
+            lambda x, head=head, t=t: _choose(c, x[0], head, t),
+            (state, jnp.int32(c.shape.engines)),
+            c.zero,
         )
         engine = jnp.where(choice < c.shape.engines, choice, engine)
         tier = jnp.where(choice < c.shape.engines, t, tier)
-    return lax.cond(
+    return either(
         engine < c.shape.engines,
         lambda s: _assign(c, s, tier, engine),
         lambda s: s.replace(place_pending=jnp.asarray(False)),
         state,
+        c.zero,
     )
 
 
-def _choose(c: Cluster, state: State, request: Array, tier: int) -> Array:
-    view, asked = _views(c, state, request, tier)
+def _choose(c: Cluster, state: State, request: Array, tier: int) -> tuple[State, Array]:
+    state, view, asked = _views(c, state, request, tier)
     policy = policies.pull if c.shape.pull else c.shape.prefill_policy
     assert policy is not None
-    return jnp.asarray(policy(view, asked, c.scenario.policy), jnp.int32)
+    return state, jnp.asarray(policy(view, asked, c.scenario.policy), jnp.int32)
 
 
-def _views(c: Cluster, state: State, request: Array, tier: int) -> tuple[PrefillView, RequestView]:
-    eligible = takes_prompts(c)
+def _views(
+    c: Cluster, state: State, request: Array, tier: int
+) -> tuple[State, PrefillView, RequestView]:
+    eligible = queries.takes_prompts(c)
     if c.shape.tiers > 1:
         eligible = eligible & (state.tier == tier)
     prompt = get(state.prompt, request)
     hits = jnp.full(c.shape.engines, get(state.context, request))
     cached = jnp.zeros(c.shape.engines, jnp.int64)
     if c.shape.cache_scope == "local":
-        hits = jax.vmap(lambda m: _hit(c, state, m, request)[2])(jnp.arange(c.shape.engines))
+        state, nodes = cache.deepest_matches(c, state, get(c.workload.match_node, request))
+        hits = jax.vmap(lambda m, n: _hit(c, state, m, n)[1])(jnp.arange(c.shape.engines), nodes)
         cached = state.used * c.scenario.block_tokens
-    costs = predicted_ticks(c, prompt - hits, hits)
+    costs = queries.predicted_ticks(c, prompt - hits, hits)
     per_engine = (c.shape.engines, c.shape.ranks)
-    kv = jnp.sum((kv_tokens(c, state) // c.scenario.block_tokens).reshape(per_engine), axis=1)
+    kv = jnp.sum((queries.kv_tokens(c, state) // c.scenario.block_tokens).reshape(per_engine), axis=1)
     view = PrefillView(
         eligible=eligible,
         quota_used=state.quota_used,
@@ -202,18 +212,20 @@ def _views(c: Cluster, state: State, request: Array, tier: int) -> tuple[Prefill
     asked = RequestView(
         index=request,
         decisions=state.placements,
-        draw=policy_draw(c, request),
+        draw=queries.policy_draw(c, request),
         input_tokens=prompt,
         context_tokens=prompt,
         cost=jnp.min(jnp.where(eligible, costs, worst)),
         shared_hit_tokens=shared,
     )
-    return view, asked
+    return state, view, asked
 
 
 def _assign(c: Cluster, state: State, tier: Array, engine: Array) -> State:
     request = get(state.tier_head, tier)
+    cost = queries.owed_quota(c, state, request)
     state = state.replace(
+        queued=add(state.queued, -cost, tier),
         tier_head=pop_front(state.following, state.tier_head, tier),
         placements=state.placements + 1,
         pulled=put(state.pulled, state.now, request),
@@ -237,8 +249,8 @@ def _settle_hit(c: Cluster, state: State, engine: Array, request: Array) -> Stat
     """The hit that counts: the engine's own cache, or the shared store's SWA read again."""
     store = cache.cache_of(c.shape, engine)
     if c.shape.cache_scope == "local":
-        node, blocks, tokens = _hit(c, state, store, request)
-        state = _record_hit(state, request, node, blocks, tokens)
+        state, node = cache.deepest_match(c, state, store, get(c.workload.match_node, request))
+        state = _record_hit(state, request, node, *_hit(c, state, store, node))
         state = cache.touch(c, state, store, node)
     if not c.shape.swa:
         return state
@@ -282,11 +294,12 @@ def _fetch(c: Cluster, state: State, engine: Array, request: Array) -> State:
             fetch_free=put(state.fetch_free, jnp.where(moves, free, kept), engine)
         )
     end = free + c.scenario.fetch_ticks
-    return lax.cond(
+    return either(
         moves & (end > state.now),
-        lambda s: schedule(s, end, request, FETCH),
+        lambda s: schedule(c, s, end, request, FETCH),
         lambda s: end_fetch(c, s, request),
         state,
+        c.zero,
     )
 
 

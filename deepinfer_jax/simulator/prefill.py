@@ -13,7 +13,17 @@ from deepinfer_jax.cost.quota import largest_chunk
 from deepinfer_jax.policy.prefill import least_quota_rank
 from deepinfer_jax.simulator import cache, decode, handoff, queries
 from deepinfer_jax.simulator.cache import Cluster
-from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
+from deepinfer_jax.simulator.containers import (
+    add,
+    either,
+    fori_loop,
+    get,
+    pop_front,
+    push_back,
+    put,
+    when,
+    while_loop,
+)
 from deepinfer_jax.simulator.events import WRITE_BACK, schedule
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.steps import engine_row, interrupt, over_ranks
@@ -85,8 +95,9 @@ def form_batch(c: Cluster, state: State, rank: Array, local: Array, mixed: Array
         cut=jnp.int32(0),
         closed=head == c.shape.requests,
     )
-    batch = lax.while_loop(
-        lambda b: ~b.closed, lambda b: _consider(c, b, rank, local, mixed & (rows > 0)), batch
+    decoding = mixed & (rows > 0)
+    batch = while_loop(
+        lambda b: ~b.closed, lambda b: _consider(c, b, rank, local, decoding), batch, c.zero
     )
     return dataclasses.replace(
         batch,
@@ -176,12 +187,13 @@ def form_batches(
         return state, times, tokens
 
     def each(j: Array, carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
-        return lax.cond(get(wanting, j), visit, skip, j, carry)
+        return either(
+            get(wanting, j), lambda x: visit(j, x), lambda x: skip(j, x), carry, c.zero
+        )
 
     times = jnp.zeros(c.shape.ranks, jnp.asarray(c.scenario.cost.prefill_base).dtype)
-    return lax.fori_loop(
-        jnp.int32(0), jnp.int32(c.shape.ranks), each, (state, times, jnp.int64(0))
-    )
+    start = (state, times, jnp.int64(0))
+    return fori_loop(c.shape.ranks, each, start, c.zero)
 
 
 def prefill_exchange(c: Cluster, tokens: Array) -> Array:
@@ -208,7 +220,7 @@ def end_batches(c: Cluster, state: State, engine: Array, local: Array) -> State:
             cut = jnp.where(left == 0, get(state.batch_cut, rank), 0)
             return _end_chunk(c, state, engine, rank, cut, local)
 
-        return lax.while_loop(more, one, state)
+        return while_loop(more, one, state, c.zero)
 
     return over_ranks(c, engine, state, visit)
 
@@ -229,8 +241,8 @@ def _end_chunk(
     )
     if c.shape.swa and c.shape.swa_anchors == "every_chunk":
         state = _anchor_chunk(c, state, engine, request, done)
-    return lax.cond(
-        cut > 0, lambda s: s, lambda s: _end_prompt(c, s, engine, rank, request, local), state
+    return when(
+        cut == 0, lambda s: _end_prompt(c, s, engine, rank, request, local), state, c.zero
     )
 
 
@@ -257,28 +269,29 @@ def _end_prompt(
     state = _store(c, state, engine, request)
     over = sent >= get(c.workload.output_tokens, request)
     if not (c.shape.normal or c.shape.mixed):
-        onward = lambda s: handoff.choose_rank(c, s, request)  # noqa: E731
-        return lax.cond(over, lambda s: decode.finish(c, s, request, engine), onward, state)
+        return _leave(c, state, engine, request, over)
     state = state.replace(
         in_prefill=add(state.in_prefill, -get(state.admitted, request).astype(jnp.int32), rank),
         admitted=put(state.admitted, False, request),
     )
-    return lax.cond(
+    if not c.shape.prompt:
+        return _stay(c, state, engine, rank, request, over)
+    return either(
         local,
         lambda s: _stay(c, s, engine, rank, request, over),
         lambda s: _leave(c, s, engine, request, over),
         state,
+        c.zero,
     )
 
 
 def _leave(c: Cluster, state: State, engine: Array, request: Array, over: Array) -> State:
-    if not c.shape.prompt:
-        return state
-    return lax.cond(
+    return either(
         over,
         lambda s: decode.finish(c, s, request, engine),
         lambda s: handoff.choose_rank(c, s, request),
         state,
+        c.zero,
     )
 
 
@@ -300,7 +313,7 @@ def _stay(
         state = state.replace(reserved=add(state.reserved, -held, rank))
         return decode.finish(c, state, request, engine)
 
-    return lax.cond(over, end, run, state)
+    return either(over, end, run, state, c.zero)
 
 
 def _store(c: Cluster, state: State, engine: Array, request: Array) -> State:
@@ -312,7 +325,7 @@ def _store(c: Cluster, state: State, engine: Array, request: Array) -> State:
         node = get(c.workload.match_node, request)
         state = cache.write_anchor(c, state, store, node, engine)
     if c.shape.write_back:
-        return schedule(state, state.now + c.scenario.write_back_ticks, request, WRITE_BACK)
+        return schedule(c, state, state.now + c.scenario.write_back_ticks, request, WRITE_BACK)
     return cache.publish(c, state, store, get(c.workload.publish_node, request))
 
 

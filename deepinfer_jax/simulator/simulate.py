@@ -11,7 +11,7 @@ from jax import lax
 from deepinfer_jax.simulator import cache, formation, handoff, placement, prefill
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import NEVER
-from deepinfer_jax.simulator.containers import get, heap_pop
+from deepinfer_jax.simulator.containers import either, fori_loop, get, heap_pop, when
 from deepinfer_jax.simulator.events import FETCH, HANDOFF, PHASE_BIT, WRITE_BACK, kind_and_request
 from deepinfer_jax.simulator.scenario import Scenario, Shape
 from deepinfer_jax.simulator.state import IDLE, State, initial_state
@@ -45,7 +45,7 @@ def _warm(c: Cluster, state: State) -> State:
             state = cache.write_anchor(c, state, store, leaf, engine)
         return cache.publish(c, state, store, get(c.workload.publish_node, request))
 
-    return lax.fori_loop(0, c.shape.warm, visit, state)
+    return fori_loop(c.shape.warm, visit, state, c.zero)
 
 
 def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
@@ -64,8 +64,8 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
     time = jnp.minimum(jnp.minimum(step_end, heap_time), match_time)
     round_time = jnp.asarray(NEVER, time.dtype)
     if c.shape.tiers > 1:
-        alive = (time < NEVER) | jnp.any(state.demand > 0) | state.place_pending
         unended = state.ended < c.shape.requests
+        alive = (time < NEVER) | (state.idle_rounds < 2)
         round_time = jnp.where(alive & unended, state.next_round, NEVER)
         time = jnp.minimum(time, round_time)
     to_form = state.dirty & (state.step_kind == IDLE)
@@ -102,56 +102,63 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
 def _step(c: Cluster, state: State) -> State:
     kind, time, index, from_heap = _next(c, state)
     state = state.replace(now=time)
-    return lax.switch(
-        kind,
-        [
-            lambda s: formation.end_step(c, s, index),
-            lambda s: _transfer(c, s),
-            lambda s: placement.tier_round(c, s) if c.shape.tiers > 1 else s,
-            lambda s: _match(c, s, index, from_heap),
-            lambda s: placement.place(c, s),
-            lambda s: formation.form(c, s, index),
-        ],
-        state,
-    )
+    if c.shape.tiers > 1:
+        resting = (kind == ROUND) & ~_underway(c, state)
+        state = state.replace(idle_rounds=jnp.where(resting, state.idle_rounds, 0))
+    handlers = {
+        STEP_END: lambda s: formation.end_step(c, s, index),
+        TRANSFER: lambda s: _transfer(c, s),
+        ROUND: lambda s: placement.tier_round(c, s),
+        MATCH: lambda s: _match(c, s, index, from_heap),
+        PLACE: lambda s: placement.place(c, s),
+        FORM: lambda s: formation.form(c, s, index),
+    }
+    if c.shape.tiers == 1:
+        del handlers[ROUND]
+    if not (c.shape.fetches or c.shape.completion or c.shape.write_back):
+        del handlers[TRANSFER]
+    for wanted, handler in handlers.items():
+        state = when(kind == wanted, handler, state, c.zero)
+    return state
 
 
-def _pop(state: State) -> State:
-    times, codes, size = heap_pop(state.heap_time, state.heap_code, state.heap_size)
+def _underway(c: Cluster, state: State) -> Array:
+    """Whether a step, a transfer or a match is still to come."""
+    stepping = jnp.any(state.step_end < NEVER)
+    return stepping | (state.heap_size > 0) | (state.arrivals < c.shape.requests)
+
+
+def _pop(c: Cluster, state: State) -> State:
+    times, codes, size = heap_pop(state.heap_time, state.heap_code, state.heap_size, c.zero)
     return state.replace(heap_time=times, heap_code=codes, heap_size=size)
 
 
 def _match(c: Cluster, state: State, request: Array, from_heap: Array) -> State:
     if not c.shape.rematches:
         return placement.match(c, state.replace(arrivals=state.arrivals + 1), request)
-    state = lax.cond(
-        from_heap, _pop, lambda s: s.replace(arrivals=s.arrivals + 1), state
-    )
+    arrive = lambda s: s.replace(arrivals=s.arrivals + 1)  # noqa: E731
+    state = either(from_heap, lambda s: _pop(c, s), arrive, state, c.zero)
     return placement.match(c, state, request)
 
 
 def _transfer(c: Cluster, state: State) -> State:
     kind, request = kind_and_request(state.heap_code[0])
-    state = _pop(state)
+    state = _pop(c, state)
     if c.shape.fetches:
-        state = lax.cond(
-            kind == FETCH, lambda s: placement.end_fetch(c, s, request), lambda s: s, state
-        )
+        state = when(kind == FETCH, lambda s: placement.end_fetch(c, s, request), state, c.zero)
     if c.shape.completion:
-        state = lax.cond(
-            kind == HANDOFF, lambda s: handoff.end_handoff(c, s, request), lambda s: s, state
-        )
+        state = when(kind == HANDOFF, lambda s: handoff.end_handoff(c, s, request), state, c.zero)
     if c.shape.write_back:
-        state = lax.cond(
-            kind == WRITE_BACK, lambda s: prefill.end_write_back(c, s, request), lambda s: s, state
-        )
+        state = when(kind == WRITE_BACK, lambda s: prefill.end_write_back(c, s, request), state, c.zero)
     return state
 
 
-def compiler_options() -> dict[str, bool]:
+def compiler_options() -> dict[str, bool | str]:
     """XLA:CPU must keep the loop's carry in place; other backends know no such option.
 
     Without it every conditional copies the arrays of all requests (60 times slower at 2e5).
     """
     on_cpu = jax.default_backend() == "cpu"
-    return {"xla_cpu_copy_insertion_use_region_analysis": True} if on_cpu else {}
+    if not on_cpu:
+        return {}
+    return {"xla_cpu_copy_insertion_use_region_analysis": True, "xla_disable_hlo_passes": "fusion"}

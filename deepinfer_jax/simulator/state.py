@@ -32,6 +32,7 @@ class State:
     handoffs: Any
     place_pending: Any  # bool: phase 5 has work
     next_round: Any  # tick of the next tier round
+    idle_rounds: Any  # tier rounds in a row that found nothing else pending
     bin_ticks: Any  # width of a bin of `series`
 
     # Requests [Q + 1]
@@ -112,7 +113,8 @@ class State:
     # Tiers [T]
     tier_head: Any
     tier_tail: Any
-    demand: Any
+    demand: Any  # predicted ticks matched in this round
+    queued: Any  # predicted ticks of those in the FIFO
     target_engines: Any
 
     # Caches
@@ -230,6 +232,8 @@ def initial_state(shape: Shape, scenario: Scenario) -> State:
         slot_growth=ints(ranks, shape.slots, dtype=jnp.int64),
         slot_prompt=ints(ranks, shape.slots, dtype=jnp.int64),
         demand=ticks(shape.tiers),
+        queued=ticks(shape.tiers),
+        idle_rounds=ints(),
         target_engines=counts,
         present=ints(caches, nodes),
         newer=ints(caches, nodes),

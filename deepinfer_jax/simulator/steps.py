@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import (
@@ -20,7 +19,7 @@ from deepinfer_jax.simulator.clock import (
     run_subs,
     steps_to_reach,
 )
-from deepinfer_jax.simulator.containers import add, get, put
+from deepinfer_jax.simulator.containers import add, fori_loop, get, put
 from deepinfer_jax.simulator.scenario import SERIES_BINS
 from deepinfer_jax.simulator.state import DECODE, IDLE, State
 
@@ -177,6 +176,5 @@ def over_ranks(c: Cluster, engine: Array, state: State, visit: Any) -> State:
     """`visit(state, rank)` for the global rank of each local rank of `engine`, ascending."""
     if c.shape.ranks == 1:
         return visit(state, engine)
-    return lax.fori_loop(
-        0, c.shape.ranks, lambda j, s: visit(s, engine * c.shape.ranks + j), state
-    )
+    first = engine * c.shape.ranks
+    return fori_loop(c.shape.ranks, lambda j, s: visit(s, first + j), state, c.zero)
