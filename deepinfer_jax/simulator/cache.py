@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from deepinfer_jax.simulator.clock import NEVER
-from deepinfer_jax.simulator.containers import add, get, put, when, while_loop
+from deepinfer_jax.simulator.containers import add, get, put
+from deepinfer_jax.simulator.inplace import when, while_loop
 from deepinfer_jax.simulator.scenario import Scenario, Shape
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.workload import Workload

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from deepinfer_jax.simulator.cluster import ANCHORS, CACHE_SCOPES, FOREVER, LINKS, ClusterConfig, Mode
+from deepinfer_jax.simulator.cluster import (
+    ANCHORS,
+    CACHE_SCOPES,
+    FOREVER,
+    LINKS,
+    ClusterConfig,
+    Mode,
+)
 
 LONGEST_STEP_SECONDS = 8
 """A decode step's subs must leave room to add a run of them in int64."""
@@ -10,7 +17,13 @@ LONGEST_STEP_SECONDS = 8
 
 def check_cluster(cluster: ClusterConfig) -> None:
     """Raises ValueError for the first broken rule of `cluster`."""
-    for problem in (*_engines(cluster), *_choices(cluster), *_caches(cluster), *_tiers(cluster), *_steps(cluster)):
+    for problem in (
+        *_engines(cluster),
+        *_choices(cluster),
+        *_caches(cluster),
+        *_tiers(cluster),
+        *_steps(cluster),
+    ):
         raise ValueError(problem)
 
 
@@ -22,7 +35,14 @@ def _engines(c: ClusterConfig):  # type: ignore[no-untyped-def]
         yield "modes has PROMPT engines but no COMPLETION engine to hand requests to; add one"
     if Mode.COMPLETION in c.modes and Mode.PROMPT not in c.modes:
         yield "modes has COMPLETION engines but no PROMPT engine to feed them; add one or use NORMAL"
-    for name in ("ranks", "slots", "block_tokens", "batch_tokens", "batch_requests", "chunk_multiple"):
+    for name in (
+        "ranks",
+        "slots",
+        "block_tokens",
+        "batch_tokens",
+        "batch_requests",
+        "chunk_multiple",
+    ):
         if getattr(c, name) < 1:
             yield f"{name}={getattr(c, name)}: must be at least 1"
     if c.kv_blocks is not None and c.kv_blocks < 1:
@@ -48,7 +68,11 @@ def _caches(c: ClusterConfig):  # type: ignore[no-untyped-def]
     if c.reserve < 1:
         yield f"reserve={c.reserve}: at least one prompt token must be computed; use 1 or more"
     if c.cache_scope == "none":
-        unused = [n for n in ("swa", "publish_output", "warm_requests", "write_back_ticks") if getattr(c, n)]
+        unused = [
+            n
+            for n in ("swa", "publish_output", "warm_requests", "write_back_ticks")
+            if getattr(c, n)
+        ]
         if unused:
             yield f"{unused[0]} is set but cache_scope='none' ignores it; choose 'shared' or 'local', or unset it"
     if c.cache_scope != "shared" and (c.fetch_ticks or c.fetch_femtoseconds_per_byte):
@@ -78,7 +102,9 @@ def _tiers(c: ClusterConfig):  # type: ignore[no-untyped-def]
 def _steps(c: ClusterConfig):  # type: ignore[no-untyped-def]
     cost = c.cost
     longest = max(float(a) + float(b) * c.slots for a, b, _ in cost.decode_forms)
-    longest += float(cost.decode_exchange_base) + float(cost.decode_exchange_row) * c.slots * c.ranks
+    longest += (
+        float(cost.decode_exchange_base) + float(cost.decode_exchange_row) * c.slots * c.ranks
+    )
     if longest > LONGEST_STEP_SECONDS * 1e15:
         yield f"a decode step of {c.slots} rows lasts {longest / 1e15:.3g} s; the clock holds {LONGEST_STEP_SECONDS} s: use smaller units"
     if min(float(x) for form in cost.decode_forms for x in form) < 0:

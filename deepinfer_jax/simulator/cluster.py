@@ -84,7 +84,9 @@ class ClusterConfig:
     step_quota: int = FOREVER  # femtoseconds
     batch_tokens: int = FOREVER  # tokens per rank and step; MIXED counts decode rows too
     batch_requests: int = FOREVER
-    chunk_multiple: int = 128  # chunks that do not finish a prompt are multiples of this; FOREVER: never cut
+    chunk_multiple: int = (
+        128  # chunks that do not finish a prompt are multiples of this; FOREVER: never cut
+    )
 
     # Hand-off and decode (sections 7 and 8)
     decode_policy: str = "two_load"

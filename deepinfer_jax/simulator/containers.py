@@ -6,18 +6,14 @@ All updates are single-element writes, so XLA keeps them in place. `size` of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import jaxpr_as_fun
+
+from deepinfer_jax.simulator.inplace import while_loop
 
 Array = Any
-
-GUARD = 64
-"""Arrays of fewer elements may be copied: that costs less than a write."""
 
 
 def get(array: Array, *index: Array) -> Array:
@@ -40,76 +36,6 @@ def put(array: Array, value: Array, *index: Array) -> Array:
 def add(array: Array, value: Array, *index: Array) -> Array:
     """`array` with `value` added at scalar indices known to be in bounds."""
     return put(array, get(array, *index) + value, *index)
-
-
-def _traced(function: Callable[..., Any], leaves: list[Any]) -> tuple[Callable[..., Any], set[int], set[int]]:
-    """(`function` traced once, positions of flat arguments it reads, and of those it returns as they are)."""
-    closed = jax.make_jaxpr(function)(*leaves)
-    inputs = {id(variable): i for i, variable in enumerate(closed.jaxpr.invars)}
-    read = {inputs[id(v)] for e in closed.jaxpr.eqns for v in e.invars if id(v) in inputs}
-    same = {i for i, (x, y) in enumerate(zip(closed.jaxpr.invars, closed.jaxpr.outvars, strict=False)) if x is y}
-    return jaxpr_as_fun(closed), read, same
-
-
-def while_loop(
-    condition: Callable[[Any], Array], body: Callable[[Any], Any], init: Any, zero: Array
-) -> Any:
-    """`lax.while_loop` that XLA:CPU runs without copying its carry.
-
-    XLA copies an array that a nested loop only reads when something outside writes it. Writing the
-    array's last element onto itself keeps the array in the loop's carry, so that it stays in place.
-
-    Args:
-      zero: an integer 0 that the compiler cannot know to be 0; otherwise it removes those writes.
-    """
-    leaves, tree = jax.tree.flatten(init)
-    leaves = [jnp.asarray(x) for x in leaves]
-    step, read, same = _traced(lambda *x: jax.tree.leaves(body(jax.tree.unflatten(tree, x))), leaves)
-    ask, asked, _ = _traced(lambda *x: [condition(jax.tree.unflatten(tree, x))], leaves)
-    guarded = [i for i in same & (read | asked) if leaves[i].ndim and leaves[i].size >= GUARD]
-
-    def guarded_step(carry: list[Any]) -> list[Any]:
-        carry = list(step(*carry))
-        for i in guarded:
-            last = tuple(n - 1 for n in carry[i].shape)
-            value = get(carry[i], *last)
-            value = value ^ (zero != 0) if value.dtype == bool else value + zero.astype(value.dtype)
-            carry[i] = put(carry[i], value, *last)
-        return carry
-
-    done = lax.while_loop(lambda carry: ask(*carry)[0], guarded_step, leaves)
-    return jax.tree.unflatten(tree, done)
-
-
-def when(predicate: Array, then: Callable[[Any], Any], state: Any, zero: Array) -> Any:
-    """`then(state)` where `predicate` holds, else `state`.
-
-    A loop of at most one turn: XLA:CPU copies what a conditional passes through, but not a loop's carry.
-    """
-    once = (jnp.asarray(predicate, bool), state)
-    return while_loop(lambda x: x[0], lambda x: (jnp.asarray(False), then(x[1])), once, zero)[1]
-
-
-def either(
-    predicate: Array,
-    then: Callable[[Any], Any],
-    otherwise: Callable[[Any], Any],
-    state: Any,
-    zero: Array,
-) -> Any:
-    """`then(state)` where `predicate` holds, else `otherwise(state)`; see `when`."""
-    return when(~predicate, otherwise, when(predicate, then, state, zero), zero)
-
-
-def fori_loop(upper: int, body: Callable[[Array, Any], Any], init: Any, zero: Array) -> Any:
-    """`lax.fori_loop` from 0 with the same care for its carry."""
-    _, result = while_loop(
-        lambda carry: carry[0] < upper,
-        lambda carry: (carry[0] + 1, body(*carry)),
-        (jnp.int32(0), init),
-        zero,
-    )
-    return result
 
 
 # FIFO lanes. `following[request]` links requests; a request stands in at most one lane.
@@ -181,9 +107,7 @@ def heap_push(
     return put(times, time, at), put(codes, code, at), size + 1
 
 
-def heap_pop(
-    times: Array, codes: Array, size: Array, zero: Array
-) -> tuple[Array, Array, Array]:
+def heap_pop(times: Array, codes: Array, size: Array, zero: Array) -> tuple[Array, Array, Array]:
     """Removes the smallest of a heap that is not empty; read it at index 0 first."""
     size = size - 1
     time, code = get(times, size), get(codes, size)

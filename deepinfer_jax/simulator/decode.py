@@ -10,16 +10,8 @@ from deepinfer_jax.simulator import cache, handoff, queries
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.cluster import Mode, Status
-from deepinfer_jax.simulator.containers import (
-    add,
-    either,
-    get,
-    pop_front,
-    push_front,
-    push_second,
-    put,
-    while_loop,
-)
+from deepinfer_jax.simulator.containers import add, get, pop_front, push_front, push_second, put
+from deepinfer_jax.simulator.inplace import either, while_loop
 from deepinfer_jax.simulator.events import REMATCH, schedule
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.steps import engine_row, go_idle, over_ranks, set_engine_row, start_run
@@ -109,9 +101,7 @@ def finish_due(c: Cluster, state: State, engine: Array) -> State:
         slot = jnp.argmin(occupants).astype(jnp.int32)
         request = get(state.slot_request, rank, slot)
         stayed = reached - get(state.slot_join, rank, slot)
-        state = state.replace(
-            steps_done=add(state.steps_done, stayed.astype(jnp.int32), request)
-        )
+        state = state.replace(steps_done=add(state.steps_done, stayed.astype(jnp.int32), request))
         state = _vacate(c, state, rank, slot)
         state = finish(c, state, request, engine)
         return handoff.admit_waiting(c, state, rank)
@@ -145,7 +135,9 @@ def _preempt_one(c: Cluster, state: State, engine: Array, rank: Array) -> State:
     busy = requests != c.shape.requests
     sent = state.emitted[requests] + (stayed * get(state.slot_growth, rank)) // 256
     most = jnp.max(jnp.where(busy, sent, -1))
-    slot = jnp.argmin(jnp.where(busy & (sent == most), requests, c.shape.requests)).astype(jnp.int32)
+    slot = jnp.argmin(jnp.where(busy & (sent == most), requests, c.shape.requests)).astype(
+        jnp.int32
+    )
     request = get(requests, slot)
     state = state.replace(
         emitted=put(state.emitted, most, request),

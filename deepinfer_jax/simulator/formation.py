@@ -15,7 +15,8 @@ from deepinfer_jax.simulator.clock import (
     advance_subs,
 )
 from deepinfer_jax.simulator.cluster import Mode
-from deepinfer_jax.simulator.containers import either, get, put, when
+from deepinfer_jax.simulator.containers import get, put
+from deepinfer_jax.simulator.inplace import either, when
 from deepinfer_jax.simulator.state import DECODE, MIXED_STEP, PREFILL, State
 from deepinfer_jax.simulator.steps import (
     close_step,
@@ -94,9 +95,7 @@ def form_mixed(c: Cluster, state: State, engine: Array) -> State:
         exchange = prefill.prefill_exchange(c, tokens) * SUBS_PER_FEMTOSECOND
         exchange = exchange + decode_exchange(c, state, engine)
         subs = jnp.max(decode_times + times * SUBS_PER_FEMTOSECOND) + exchange
-        end = advance_subs(
-            get(state.clock_tick, engine), get(state.clock_remainder, engine), subs
-        )
+        end = advance_subs(get(state.clock_tick, engine), get(state.clock_remainder, engine), subs)
         return start_step(state, engine, MIXED_STEP, end, jnp.int64(1))
 
     run = lambda s: decode.run_or_idle(c, s, engine, jnp.int64(NEVER))  # noqa: E731

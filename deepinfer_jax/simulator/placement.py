@@ -13,16 +13,8 @@ from deepinfer_jax.simulator import cache, prefill, queries
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
 from deepinfer_jax.simulator.cluster import Status
-from deepinfer_jax.simulator.containers import (
-    add,
-    either,
-    get,
-    pop_front,
-    push_back,
-    put,
-    when,
-    while_loop,
-)
+from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
+from deepinfer_jax.simulator.inplace import either, when, while_loop
 from deepinfer_jax.simulator.events import FETCH, schedule
 from deepinfer_jax.simulator.state import State
 
@@ -193,7 +185,9 @@ def _views(
         cached = state.used * c.scenario.block_tokens
     costs = queries.predicted_ticks(c, prompt - hits, hits)
     per_engine = (c.shape.engines, c.shape.ranks)
-    kv = jnp.sum((queries.kv_tokens(c, state) // c.scenario.block_tokens).reshape(per_engine), axis=1)
+    kv = jnp.sum(
+        (queries.kv_tokens(c, state) // c.scenario.block_tokens).reshape(per_engine), axis=1
+    )
     view = PrefillView(
         eligible=eligible,
         quota_used=state.quota_used,
@@ -241,7 +235,9 @@ def _assign(c: Cluster, state: State, tier: Array, engine: Array) -> State:
         prompt_tokens=add(state.prompt_tokens, new, engine),
     )
     if c.shape.cache_scope != "shared":
-        return prefill.enqueue(c, state.replace(fetched=put(state.fetched, state.now, request)), request)
+        return prefill.enqueue(
+            c, state.replace(fetched=put(state.fetched, state.now, request)), request
+        )
     return _fetch(c, state, engine, request)
 
 

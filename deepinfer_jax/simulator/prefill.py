@@ -13,17 +13,8 @@ from deepinfer_jax.cost.quota import largest_chunk
 from deepinfer_jax.policy.prefill import least_quota_rank
 from deepinfer_jax.simulator import cache, decode, handoff, queries
 from deepinfer_jax.simulator.cache import Cluster
-from deepinfer_jax.simulator.containers import (
-    add,
-    either,
-    fori_loop,
-    get,
-    pop_front,
-    push_back,
-    put,
-    when,
-    while_loop,
-)
+from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
+from deepinfer_jax.simulator.inplace import either, fori_loop, when, while_loop
 from deepinfer_jax.simulator.events import WRITE_BACK, schedule
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.steps import engine_row, interrupt, over_ranks
@@ -80,9 +71,7 @@ def form_batch(c: Cluster, state: State, rank: Array, local: Array, mixed: Array
     """
     rows = get(state.rows, rank)
     zero = jnp.zeros((), jnp.int64)
-    blocks = (
-        queries.rank_free_blocks(c, state, rank) if c.shape.normal or c.shape.mixed else zero
-    )
+    blocks = queries.rank_free_blocks(c, state, rank) if c.shape.normal or c.shape.mixed else zero
     head = get(state.fifo_head, rank)
     batch = Batch(
         state=state,
@@ -187,9 +176,7 @@ def form_batches(
         return state, times, tokens
 
     def each(j: Array, carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
-        return either(
-            get(wanting, j), lambda x: visit(j, x), lambda x: skip(j, x), carry, c.zero
-        )
+        return either(get(wanting, j), lambda x: visit(j, x), lambda x: skip(j, x), carry, c.zero)
 
     times = jnp.zeros(c.shape.ranks, jnp.asarray(c.scenario.cost.prefill_base).dtype)
     start = (state, times, jnp.int64(0))
@@ -241,9 +228,7 @@ def _end_chunk(
     )
     if c.shape.swa and c.shape.swa_anchors == "every_chunk":
         state = _anchor_chunk(c, state, engine, request, done)
-    return when(
-        cut == 0, lambda s: _end_prompt(c, s, engine, rank, request, local), state, c.zero
-    )
+    return when(cut == 0, lambda s: _end_prompt(c, s, engine, rank, request, local), state, c.zero)
 
 
 def _anchor_chunk(c: Cluster, state: State, engine: Array, request: Array, end: Array) -> State:
@@ -333,5 +318,3 @@ def end_write_back(c: Cluster, state: State, request: Array) -> State:
     """The blocks of a prompt reach the cache of the engine that prefilled it."""
     store = cache.cache_of(c.shape, get(state.engine, request))
     return cache.publish(c, state, store, get(c.workload.publish_node, request))
-
-

@@ -127,7 +127,11 @@ def _initial_tiers(cluster: ClusterConfig) -> np.ndarray:
 
 
 def split(
-    cluster: ClusterConfig, workload: Workload, *, exact: bool = True, horizon_ticks: int | None = None
+    cluster: ClusterConfig,
+    workload: Workload,
+    *,
+    exact: bool = True,
+    horizon_ticks: int | None = None,
 ) -> tuple[Shape, Scenario]:
     """Shape and numbers of `cluster` serving `workload`; raises ValueError on a contradictory config.
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from deepinfer_jax.simulator import cache, formation, handoff, placement, prefill
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import NEVER
-from deepinfer_jax.simulator.containers import either, fori_loop, get, heap_pop, when
+from deepinfer_jax.simulator.containers import get, heap_pop
+from deepinfer_jax.simulator.inplace import either, fori_loop, when, while_loop
 from deepinfer_jax.simulator.events import FETCH, HANDOFF, PHASE_BIT, WRITE_BACK, kind_and_request
 from deepinfer_jax.simulator.scenario import Scenario, Shape
 from deepinfer_jax.simulator.state import IDLE, State, initial_state
@@ -26,7 +26,7 @@ def run(shape: Shape, scenario: Scenario, workload: Workload) -> State:
     """The final state of one scenario. Pure; trace it under `jit` with 64-bit types enabled."""
     c = Cluster(shape, scenario, workload)
     state = _warm(c, initial_state(shape, scenario))
-    return lax.while_loop(lambda s: _next(c, s)[0] != NOTHING, lambda s: _step(c, s), state)
+    return while_loop(lambda s: _next(c, s)[0] != NOTHING, lambda s: _step(c, s), state, c.zero)
 
 
 def _warm(c: Cluster, state: State) -> State:
@@ -149,7 +149,9 @@ def _transfer(c: Cluster, state: State) -> State:
     if c.shape.completion:
         state = when(kind == HANDOFF, lambda s: handoff.end_handoff(c, s, request), state, c.zero)
     if c.shape.write_back:
-        state = when(kind == WRITE_BACK, lambda s: prefill.end_write_back(c, s, request), state, c.zero)
+        state = when(
+            kind == WRITE_BACK, lambda s: prefill.end_write_back(c, s, request), state, c.zero
+        )
     return state
 
 
@@ -161,4 +163,4 @@ def compiler_options() -> dict[str, bool | str]:
     on_cpu = jax.default_backend() == "cpu"
     if not on_cpu:
         return {}
-    return {"xla_cpu_copy_insertion_use_region_analysis": True, "xla_disable_hlo_passes": "fusion"}
+    return {"xla_disable_hlo_passes": "fusion"}

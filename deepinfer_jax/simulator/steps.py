@@ -19,7 +19,8 @@ from deepinfer_jax.simulator.clock import (
     run_subs,
     steps_to_reach,
 )
-from deepinfer_jax.simulator.containers import add, fori_loop, get, put
+from deepinfer_jax.simulator.containers import add, get, put
+from deepinfer_jax.simulator.inplace import fori_loop
 from deepinfer_jax.simulator.scenario import SERIES_BINS
 from deepinfer_jax.simulator.state import DECODE, IDLE, State
 
@@ -142,9 +143,7 @@ def _longest(first: Array, slope: Array) -> Array:
 
 def _run_end(state: State, engine: Array, steps: Array) -> tuple[Array, Array]:
     subs = run_subs(steps, get(state.run_first, engine), get(state.run_slope, engine))
-    return advance_subs(
-        get(state.clock_tick, engine), get(state.clock_remainder, engine), subs
-    )
+    return advance_subs(get(state.clock_tick, engine), get(state.clock_remainder, engine), subs)
 
 
 def interrupt(state: State, engine: Array) -> State:
@@ -161,9 +160,7 @@ def interrupt(state: State, engine: Array) -> State:
     return state.replace(
         dirty=put(state.dirty, True, engine),
         run_steps=put(state.run_steps, steps, engine),
-        step_end=put(
-            state.step_end, jnp.where(running, end, get(state.step_end, engine)), engine
-        ),
+        step_end=put(state.step_end, jnp.where(running, end, get(state.step_end, engine)), engine),
         end_remainder=put(
             state.end_remainder,
             jnp.where(running, remainder, get(state.end_remainder, engine)),
