@@ -11,8 +11,8 @@ from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.cluster import Mode, Status
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_front, push_second, put
-from deepinfer_jax.simulator.inplace import either, while_loop
 from deepinfer_jax.simulator.events import REMATCH, schedule
+from deepinfer_jax.simulator.inplace import either, while_loop
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.steps import engine_row, go_idle, over_ranks, set_engine_row, start_run
 
@@ -210,8 +210,8 @@ def run_or_idle(c: Cluster, state: State, engine: Array, limit: Array) -> State:
     )
 
 
-def form_completion(c: Cluster, state: State, engine: Array) -> State:
-    """Batch formation of a COMPLETION engine: make room, let landed requests join, decode."""
+def join_landed(c: Cluster, state: State, engine: Array) -> State:
+    """Landed requests take the free slots of every rank of a COMPLETION engine, in FIFO order."""
 
     def visit(state: State, rank: Array) -> State:
         def joinable(state: State) -> Array:
@@ -225,5 +225,4 @@ def form_completion(c: Cluster, state: State, engine: Array) -> State:
 
         return while_loop(joinable, join_one, state, c.zero)
 
-    state = over_ranks(c, engine, preempt(c, state, engine), visit)
-    return run_or_idle(c, state, engine, jnp.int64(NEVER))
+    return over_ranks(c, engine, state, visit)

@@ -22,7 +22,6 @@ from deepinfer_jax.simulator.steps import (
     close_step,
     decode_exchange,
     engine_row,
-    go_idle,
     rank_times,
     start_step,
     wake,
@@ -36,96 +35,63 @@ def end_step(c: Cluster, state: State, engine: Array) -> State:
     state, kind, made = close_step(state, engine)
     mode = get(c.scenario.modes, engine)
     local = (mode == int(Mode.NORMAL)) | (mode == int(Mode.MIXED))
-    if c.shape.completion or c.shape.normal or c.shape.mixed:
-        state = when(kind != PREFILL, lambda s: decode.advance(c, s, engine, made), state, c.zero)
+    state = when(kind != PREFILL, lambda s: decode.advance(c, s, engine, made), state, c.zero)
     return when(kind != DECODE, lambda s: prefill.end_batches(c, s, engine, local), state, c.zero)
 
 
 def form(c: Cluster, state: State, engine: Array) -> State:
-    """Phase 6: what `engine` does next."""
-    state = wake(state, engine)
-    handlers = {
-        Mode.PROMPT: (c.shape.prompt, form_prompt),
-        Mode.COMPLETION: (c.shape.completion, decode.form_completion),
-        Mode.NORMAL: (c.shape.normal, form_normal),
-        Mode.MIXED: (c.shape.mixed, form_mixed),
-    }
-    present = {mode: handler for mode, (used, handler) in handlers.items() if used}
-    if len(present) == 1:
-        return next(iter(present.values()))(c, state, engine)
-    for mode, handler in present.items():
-        mine = get(c.scenario.modes, engine) == int(mode)
-        state = when(mine, lambda s, f=handler: f(c, s, engine), state, c.zero)
-    return state
-
-
-def _start_prefill(c: Cluster, state: State, engine: Array, times: Array, tokens: Array) -> State:
-    lasts = jnp.max(times) + prefill.prefill_exchange(c, tokens)
-    end = advance_femtoseconds(
-        get(state.clock_tick, engine), get(state.clock_remainder, engine), lasts
-    )
-    return start_step(state, engine, PREFILL, end, jnp.int64(0))
-
-
-def _everyone(c: Cluster) -> Array:
-    return jnp.ones(c.shape.ranks, bool)
-
-
-def form_prompt(c: Cluster, state: State, engine: Array) -> State:
-    """PROMPT: a quota-limited batch on every rank."""
-    no = jnp.asarray(False)
-    state, times, tokens = prefill.form_batches(c, state, engine, _everyone(c), no, no)
+    """Phase 6: what `engine` does next: a step with chunks, a decode run, or nothing."""
+    mode = get(c.scenario.modes, engine)
+    normal, mixed = mode == int(Mode.NORMAL), mode == int(Mode.MIXED)
+    state = decode.preempt(c, wake(state, engine), engine)
+    if c.shape.completion:
+        landed = mode == int(Mode.COMPLETION)
+        state = when(landed, lambda s: decode.join_landed(c, s, engine), state, c.zero)
+    wanting = jnp.full(c.shape.ranks, mode != int(Mode.COMPLETION))
+    if c.shape.normal:
+        wanting = jnp.where(normal, _vote(c, state, engine), wanting)
+    state, times, tokens = prefill.form_batches(c, state, engine, wanting, normal | mixed, mixed)
     return either(
         tokens > 0,
-        lambda s: _start_prefill(c, s, engine, times, tokens),
-        lambda s: go_idle(s, engine),
+        lambda s: _start_chunks(c, s, engine, times, tokens, mixed),
+        lambda s: decode.run_or_idle(c, s, engine, _steps_to_vote(c, s, engine, normal)),
         state,
         c.zero,
     )
 
 
-def form_mixed(c: Cluster, state: State, engine: Array) -> State:
-    """MIXED: decode rows and, in what the token budget leaves, chunks; without chunks a decode run."""
-    yes = jnp.asarray(True)
-    state = decode.preempt(c, state, engine)
-    state, times, tokens = prefill.form_batches(c, state, engine, _everyone(c), yes, yes)
-
-    def mixed(state: State) -> State:
-        decode_times = jnp.max(rank_times(c, state, engine)[0], axis=1)
-        exchange = prefill.prefill_exchange(c, tokens) * SUBS_PER_FEMTOSECOND
-        exchange = exchange + decode_exchange(c, state, engine)
-        subs = jnp.max(decode_times + times * SUBS_PER_FEMTOSECOND) + exchange
-        end = advance_subs(get(state.clock_tick, engine), get(state.clock_remainder, engine), subs)
-        return start_step(state, engine, MIXED_STEP, end, jnp.int64(1))
-
-    run = lambda s: decode.run_or_idle(c, s, engine, jnp.int64(NEVER))  # noqa: E731
-    return either(tokens > 0, mixed, run, state, c.zero)
-
-
-def form_normal(c: Cluster, state: State, engine: Array) -> State:
-    """NORMAL: a prompt step where the vote says so and somebody can be scheduled, else decode."""
-    state = decode.preempt(c, state, engine)
-    wanting, point = _vote(c, state, engine)
-    yes, no = jnp.asarray(True), jnp.asarray(False)
-    state, times, tokens = prefill.form_batches(c, state, engine, wanting & point, yes, no)
-
-    def prompt_step(state: State) -> State:
-        state = state.replace(since_prompt=put(state.since_prompt, 0, engine))
-        return _start_prefill(c, state, engine, times, tokens)
-
-    def decode_run(state: State) -> State:
-        since = get(state.since_prompt, engine)
-        every, any_of = c.scenario.prompt_interval, c.scenario.prompt_any_interval
-        next_vote = jnp.minimum(every - since % every, any_of - since % any_of)
-        queued = jnp.any(engine_row(c, state.fifo_head, engine) != c.shape.requests)
-        limit = jnp.where(queued, next_vote, NEVER)
-        return decode.run_or_idle(c, state, engine, limit)
-
-    return either(tokens > 0, prompt_step, decode_run, state, c.zero)
+def _start_chunks(
+    c: Cluster, state: State, engine: Array, times: Array, tokens: Array, mixed: Array
+) -> State:
+    """A prefill step, or a MIXED one that also advances the decode rows."""
+    exchange = prefill.prefill_exchange(c, tokens)
+    tick, remainder = get(state.clock_tick, engine), get(state.clock_remainder, engine)
+    end = advance_femtoseconds(tick, remainder, jnp.max(times) + exchange)
+    state = state.replace(since_prompt=put(state.since_prompt, 0, engine))
+    if not c.shape.mixed:
+        return start_step(state, engine, PREFILL, end, jnp.int64(0))
+    decode_times = jnp.max(rank_times(c, state, engine)[0], axis=1)
+    subs = jnp.max(decode_times + times * SUBS_PER_FEMTOSECOND)
+    subs = subs + exchange * SUBS_PER_FEMTOSECOND + decode_exchange(c, state, engine)
+    mixed_end = advance_subs(tick, remainder, subs)
+    end = tuple(jnp.where(mixed, x, y) for x, y in zip(mixed_end, end, strict=True))
+    kind = jnp.where(mixed, MIXED_STEP, PREFILL)
+    return start_step(state, engine, kind, end, mixed.astype(jnp.int64))
 
 
-def _vote(c: Cluster, state: State, engine: Array) -> tuple[Array, Array]:
-    """(ranks that want a prompt step [J], whether the vote lets them)."""
+def _steps_to_vote(c: Cluster, state: State, engine: Array, normal: Array) -> Array:
+    """NORMAL: decode steps until the next vote, where somebody waits for a prompt step."""
+    if not c.shape.normal:
+        return jnp.int64(NEVER)
+    since = get(state.since_prompt, engine)
+    every, any_of = c.scenario.prompt_interval, c.scenario.prompt_any_interval
+    next_vote = jnp.minimum(every - since % every, any_of - since % any_of)
+    queued = jnp.any(engine_row(c, state.fifo_head, engine) != c.shape.requests)
+    return jnp.where(normal & queued, next_vote, NEVER)
+
+
+def _vote(c: Cluster, state: State, engine: Array) -> Array:
+    """NORMAL: ranks [J] that want a prompt step, none unless the vote lets them."""
     queued = engine_row(c, state.fifo_head, engine) != c.shape.requests
     wanting = queued
     if c.shape.kv_limited:
@@ -138,4 +104,4 @@ def _vote(c: Cluster, state: State, engine: Array) -> tuple[Array, Array]:
     all_point = since % c.scenario.prompt_interval == 0
     empty = ~jnp.any(engine_row(c, state.rows, engine) > 0)
     agreed = jnp.where(any_point, jnp.any(wanting), all_point & jnp.all(wanting))
-    return jnp.where(empty, queued, wanting), jnp.where(empty, True, agreed)
+    return jnp.where(empty, queued, wanting & agreed)

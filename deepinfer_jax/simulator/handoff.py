@@ -12,8 +12,8 @@ from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
 from deepinfer_jax.simulator.cluster import Mode
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
-from deepinfer_jax.simulator.inplace import either, while_loop
 from deepinfer_jax.simulator.events import HANDOFF, schedule
+from deepinfer_jax.simulator.inplace import either, while_loop
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.steps import interrupt
 

@@ -14,8 +14,8 @@ from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
 from deepinfer_jax.simulator.cluster import Status
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
-from deepinfer_jax.simulator.inplace import either, when, while_loop
 from deepinfer_jax.simulator.events import FETCH, schedule
+from deepinfer_jax.simulator.inplace import either, when, while_loop
 from deepinfer_jax.simulator.state import State
 
 Array = Any
@@ -142,18 +142,7 @@ def place(c: Cluster, state: State) -> State:
     """One placement, or the end of phase 5 for this tick."""
     if c.shape.tiers > 1:
         state = _retier(c, state)
-    nobody = c.shape.requests
-    engine, tier = jnp.int32(c.shape.engines), jnp.int32(0)
-    for t in reversed(range(c.shape.tiers)):
-        head = state.tier_head[t]
-        state, choice = when(
-            head != nobody,
-            lambda x, head=head, t=t: _choose(c, x[0], head, t),
-            (state, jnp.int32(c.shape.engines)),
-            c.zero,
-        )
-        engine = jnp.where(choice < c.shape.engines, choice, engine)
-        tier = jnp.where(choice < c.shape.engines, t, tier)
+    state, tier, engine = _first_placement(c, state)
     return either(
         engine < c.shape.engines,
         lambda s: _assign(c, s, tier, engine),
@@ -163,7 +152,29 @@ def place(c: Cluster, state: State) -> State:
     )
 
 
-def _choose(c: Cluster, state: State, request: Array, tier: int) -> tuple[State, Array]:
+def _first_placement(c: Cluster, state: State) -> tuple[State, Array, Array]:
+    """(state, lowest tier whose head is taken, the engine that takes it, or M)."""
+    nobody, no_engine = c.shape.requests, jnp.int32(c.shape.engines)
+
+    def look(carry: tuple[State, Array, Array]) -> tuple[State, Array, Array]:
+        state, tier, _ = carry
+        tier = tier + 1
+        head = get(state.tier_head, tier)
+        start = (state, no_engine)
+        state, engine = when(head != nobody, lambda x: _choose(c, x[0], head, tier), start, c.zero)
+        return state, tier, engine
+
+    if c.shape.tiers == 1:
+        return look((state, jnp.int32(-1), no_engine))
+    return while_loop(
+        lambda x: (x[1] + 1 < c.shape.tiers) & (x[2] == no_engine),
+        look,
+        (state, jnp.int32(-1), no_engine),
+        c.zero,
+    )
+
+
+def _choose(c: Cluster, state: State, request: Array, tier: Array) -> tuple[State, Array]:
     state, view, asked = _views(c, state, request, tier)
     policy = policies.pull if c.shape.pull else c.shape.prefill_policy
     assert policy is not None
@@ -171,7 +182,7 @@ def _choose(c: Cluster, state: State, request: Array, tier: int) -> tuple[State,
 
 
 def _views(
-    c: Cluster, state: State, request: Array, tier: int
+    c: Cluster, state: State, request: Array, tier: Array
 ) -> tuple[State, PrefillView, RequestView]:
     eligible = queries.takes_prompts(c)
     if c.shape.tiers > 1:
@@ -290,13 +301,8 @@ def _fetch(c: Cluster, state: State, engine: Array, request: Array) -> State:
             fetch_free=put(state.fetch_free, jnp.where(moves, free, kept), engine)
         )
     end = free + c.scenario.fetch_ticks
-    return either(
-        moves & (end > state.now),
-        lambda s: schedule(c, s, end, request, FETCH),
-        lambda s: end_fetch(c, s, request),
-        state,
-        c.zero,
-    )
+    # A fetch that takes no time ends before the next placement either way.
+    return schedule(c, state, jnp.where(moves, end, state.now), request, FETCH)
 
 
 def end_fetch(c: Cluster, state: State, request: Array) -> State:

@@ -14,8 +14,8 @@ from deepinfer_jax.policy.prefill import least_quota_rank
 from deepinfer_jax.simulator import cache, decode, handoff, queries
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
-from deepinfer_jax.simulator.inplace import either, fori_loop, when, while_loop
 from deepinfer_jax.simulator.events import WRITE_BACK, schedule
+from deepinfer_jax.simulator.inplace import either, fori_loop, when, while_loop
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.steps import engine_row, interrupt, over_ranks
 
@@ -252,53 +252,35 @@ def _end_prompt(
         emitted=put(state.emitted, sent, request),
     )
     state = _store(c, state, engine, request)
-    over = sent >= get(c.workload.output_tokens, request)
-    if not (c.shape.normal or c.shape.mixed):
-        return _leave(c, state, engine, request, over)
-    state = state.replace(
-        in_prefill=add(state.in_prefill, -get(state.admitted, request).astype(jnp.int32), rank),
-        admitted=put(state.admitted, False, request),
-    )
-    if not c.shape.prompt:
-        return _stay(c, state, engine, rank, request, over)
-    return either(
-        local,
-        lambda s: _stay(c, s, engine, rank, request, over),
-        lambda s: _leave(c, s, engine, request, over),
-        state,
-        c.zero,
-    )
-
-
-def _leave(c: Cluster, state: State, engine: Array, request: Array, over: Array) -> State:
-    return either(
-        over,
-        lambda s: decode.finish(c, s, request, engine),
-        lambda s: handoff.choose_rank(c, s, request),
-        state,
-        c.zero,
-    )
-
-
-def _stay(
-    c: Cluster, state: State, engine: Array, rank: Array, request: Array, over: Array
-) -> State:
-    """NORMAL and MIXED: the request keeps its slot and blocks and decodes on the same rank."""
     prompt = get(state.prompt, request).astype(jnp.int64)
-    held = queries.blocks_for(c, prompt)
+    over = sent >= get(c.workload.output_tokens, request)
+    if c.shape.normal or c.shape.mixed:
+        state = _leave_prefill(c, state, rank, request, local & over)
+        state = when(local & ~over, lambda s: _stay(c, s, rank, request, prompt), state, c.zero)
+    state = when(over, lambda s: decode.finish(c, s, request, engine), state, c.zero)
+    if not c.shape.prompt:
+        return state
+    return when(~local & ~over, lambda s: handoff.choose_rank(c, s, request), state, c.zero)
 
-    def run(state: State) -> State:
-        state = state.replace(
-            assigned=add(state.assigned, 1, rank),
-            pending_tokens=add(state.pending_tokens, prompt, rank),
-        )
-        return decode.join(c, state, rank, request)
 
-    def end(state: State) -> State:
-        state = state.replace(reserved=add(state.reserved, -held, rank))
-        return decode.finish(c, state, request, engine)
+def _leave_prefill(c: Cluster, state: State, rank: Array, request: Array, release: Array) -> State:
+    """NORMAL and MIXED: a finished prompt gives up its place in prefill, and its blocks if it ends."""
+    held = queries.blocks_for(c, get(state.prompt, request).astype(jnp.int64))
+    admitted = get(state.admitted, request).astype(jnp.int32)
+    return state.replace(
+        in_prefill=add(state.in_prefill, -admitted, rank),
+        admitted=put(state.admitted, False, request),
+        reserved=add(state.reserved, jnp.where(release, -held, 0), rank),
+    )
 
-    return either(over, end, run, state, c.zero)
+
+def _stay(c: Cluster, state: State, rank: Array, request: Array, prompt: Array) -> State:
+    """NORMAL and MIXED: the request keeps its slot and blocks and decodes on the same rank."""
+    state = state.replace(
+        assigned=add(state.assigned, 1, rank),
+        pending_tokens=add(state.pending_tokens, prompt, rank),
+    )
+    return decode.join(c, state, rank, request)
 
 
 def _store(c: Cluster, state: State, engine: Array, request: Array) -> State:

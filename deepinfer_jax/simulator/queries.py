@@ -104,7 +104,7 @@ def request_stream(seed: Array, request: Array) -> Array:
 
 def policy_draw(c: Cluster, request: Array) -> Array:
     """31 uniform bits of `request` for randomised policies."""
-    return (request_stream(c.scenario.seed, request) >> 33).astype(jnp.int64)
+    return (mix(request_stream(c.scenario.seed, request)) >> 33).astype(jnp.int64)
 
 
 def steps_needed(c: Cluster, request: Array, owed: Array, first: Array) -> Array:

@@ -105,8 +105,20 @@ class Scenario:
 
 
 TIMES = frozenset(
-    "match_ticks write_back_ticks swa_ttl_ticks tier_quota tier_round_ticks fetch_ticks fetch_rate swa_rate "
-    "step_quota handoff_ticks handoff_rate bin_ticks".split()
+    [
+        "match_ticks",
+        "write_back_ticks",
+        "swa_ttl_ticks",
+        "tier_quota",
+        "tier_round_ticks",
+        "fetch_ticks",
+        "fetch_rate",
+        "swa_rate",
+        "step_quota",
+        "handoff_ticks",
+        "handoff_rate",
+        "bin_ticks",
+    ]
 )
 """Fields measured in time; they, the step costs and the arrivals are floats in the float time type."""
 

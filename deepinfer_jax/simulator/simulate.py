@@ -1,166 +1,161 @@
-"""The event loop: one jitted while loop that picks what is next by (time, phase, index) and does it."""
+"""Runs scenarios: one (`simulate`), one compiled and timed (`prepare`), many in one call (`sweep`).
+
+`jax.enable_x64` is scoped to these functions; the rest of a process keeps its 32-bit types.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
-from deepinfer_jax.simulator import cache, formation, handoff, placement, prefill
-from deepinfer_jax.simulator.cache import Cluster
-from deepinfer_jax.simulator.clock import NEVER
-from deepinfer_jax.simulator.containers import get, heap_pop
-from deepinfer_jax.simulator.inplace import either, fori_loop, when, while_loop
-from deepinfer_jax.simulator.events import FETCH, HANDOFF, PHASE_BIT, WRITE_BACK, kind_and_request
-from deepinfer_jax.simulator.scenario import Scenario, Shape
-from deepinfer_jax.simulator.state import IDLE, State, initial_state
+from deepinfer_jax.simulator import loop
+from deepinfer_jax.simulator.cluster import ClusterConfig
+from deepinfer_jax.simulator.scenario import Scenario, Shape, split
+from deepinfer_jax.simulator.trajectory import Trajectory, balance, trajectory
 from deepinfer_jax.simulator.workload import Workload
 
-Array = Any
-
-STEP_END, TRANSFER, ROUND, MATCH, PLACE, FORM, NOTHING = range(7)
+Metric = Callable[[Trajectory], Any]
 
 
-def run(shape: Shape, scenario: Scenario, workload: Workload) -> State:
-    """The final state of one scenario. Pure; trace it under `jit` with 64-bit types enabled."""
-    c = Cluster(shape, scenario, workload)
-    state = _warm(c, initial_state(shape, scenario))
-    return while_loop(lambda s: _next(c, s)[0] != NOTHING, lambda s: _step(c, s), state, c.zero)
+def compiler_options() -> dict[str, bool | str | int]:
+    """How the event loop is compiled: without fusion on CPU.
 
-
-def _warm(c: Cluster, state: State) -> State:
-    """Prompts whose blocks are in the cache before time zero."""
-    if not c.shape.warm:
-        return state
-    store = jnp.int32(0)
-    engine = c.scenario.warm_engine.astype(jnp.int32)
-    if c.shape.cache_scope == "local":
-        store = engine
-
-    def visit(k: Array, state: State) -> State:
-        request = get(c.scenario.warm_requests, k)
-        if c.shape.swa:
-            leaf = get(c.workload.match_node, request)
-            state = cache.write_anchor(c, state, store, leaf, engine)
-        return cache.publish(c, state, store, get(c.workload.publish_node, request))
-
-    return fori_loop(c.shape.warm, visit, state, c.zero)
-
-
-def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
-    """(kind, time, index, from_heap) of the next thing to do."""
-    step_end = jnp.min(state.step_end)
-    heap_any = state.heap_size > 0
-    heap_time = jnp.where(heap_any, state.heap_time[0], NEVER)
-    code = state.heap_code[0]
-    rematch = (code >> PHASE_BIT) > 0
-    arriving = state.arrivals < c.shape.requests
-    pointer = jnp.minimum(state.arrivals, c.shape.requests - 1)
-    match_time = get(c.workload.arrival, pointer) + c.scenario.match_ticks
-    match_time = jnp.where(arriving, match_time, NEVER)
-    _, heap_request = kind_and_request(code)
-
-    time = jnp.minimum(jnp.minimum(step_end, heap_time), match_time)
-    round_time = jnp.asarray(NEVER, time.dtype)
-    if c.shape.tiers > 1:
-        unended = state.ended < c.shape.requests
-        alive = (time < NEVER) | (state.idle_rounds < 2)
-        round_time = jnp.where(alive & unended, state.next_round, NEVER)
-        time = jnp.minimum(time, round_time)
-    to_form = state.dirty & (state.step_kind == IDLE)
-    forming = jnp.any(to_form)
-    now_busy = state.place_pending | forming
-
-    late = now_busy & (time > state.now)
-    heap_first = (heap_time == time) & ~rematch
-    from_heap = (heap_time == time) & (
-        ~rematch | (match_time > time) | (heap_request < state.arrivals)
-    )
-    kind = jnp.where(
-        late,
-        jnp.where(state.place_pending, PLACE, FORM),
-        jnp.where(
-            step_end == time,
-            STEP_END,
-            jnp.where(heap_first, TRANSFER, jnp.where(round_time == time, ROUND, MATCH)),
-        ),
-    )
-    kind = jnp.where(~now_busy & (time >= NEVER), NOTHING, kind)
-    index = jnp.where(
-        kind == STEP_END,
-        jnp.argmin(state.step_end),
-        jnp.where(
-            kind == FORM,
-            jnp.argmax(to_form),
-            jnp.where(from_heap, heap_request, state.arrivals),
-        ),
-    )
-    return kind, jnp.where(late, state.now, time), index.astype(jnp.int32), from_heap
-
-
-def _step(c: Cluster, state: State) -> State:
-    kind, time, index, from_heap = _next(c, state)
-    state = state.replace(now=time)
-    if c.shape.tiers > 1:
-        resting = (kind == ROUND) & ~_underway(c, state)
-        state = state.replace(idle_rounds=jnp.where(resting, state.idle_rounds, 0))
-    handlers = {
-        STEP_END: lambda s: formation.end_step(c, s, index),
-        TRANSFER: lambda s: _transfer(c, s),
-        ROUND: lambda s: placement.tier_round(c, s),
-        MATCH: lambda s: _match(c, s, index, from_heap),
-        PLACE: lambda s: placement.place(c, s),
-        FORM: lambda s: formation.form(c, s, index),
-    }
-    if c.shape.tiers == 1:
-        del handlers[ROUND]
-    if not (c.shape.fetches or c.shape.completion or c.shape.write_back):
-        del handlers[TRANSFER]
-    for wanted, handler in handlers.items():
-        state = when(kind == wanted, handler, state, c.zero)
-    return state
-
-
-def _underway(c: Cluster, state: State) -> Array:
-    """Whether a step, a transfer or a match is still to come."""
-    stepping = jnp.any(state.step_end < NEVER)
-    return stepping | (state.heap_size > 0) | (state.arrivals < c.shape.requests)
-
-
-def _pop(c: Cluster, state: State) -> State:
-    times, codes, size = heap_pop(state.heap_time, state.heap_code, state.heap_size, c.zero)
-    return state.replace(heap_time=times, heap_code=codes, heap_size=size)
-
-
-def _match(c: Cluster, state: State, request: Array, from_heap: Array) -> State:
-    if not c.shape.rematches:
-        return placement.match(c, state.replace(arrivals=state.arrivals + 1), request)
-    arrive = lambda s: s.replace(arrivals=s.arrivals + 1)  # noqa: E731
-    state = either(from_heap, lambda s: _pop(c, s), arrive, state, c.zero)
-    return placement.match(c, state, request)
-
-
-def _transfer(c: Cluster, state: State) -> State:
-    kind, request = kind_and_request(state.heap_code[0])
-    state = _pop(c, state)
-    if c.shape.fetches:
-        state = when(kind == FETCH, lambda s: placement.end_fetch(c, s, request), state, c.zero)
-    if c.shape.completion:
-        state = when(kind == HANDOFF, lambda s: handoff.end_handoff(c, s, request), state, c.zero)
-    if c.shape.write_back:
-        state = when(
-            kind == WRITE_BACK, lambda s: prefill.end_write_back(c, s, request), state, c.zero
-        )
-    return state
-
-
-def compiler_options() -> dict[str, bool | str]:
-    """XLA:CPU must keep the loop's carry in place; other backends know no such option.
-
-    Without it every conditional copies the arrays of all requests (60 times slower at 2e5).
+    A fused operation may read an array's old value after its new one is needed, which costs a copy
+    of the array (see `inplace`). With XLA's `xla_cpu_small_while_loop_byte_threshold` raised through
+    XLA_FLAGS (`experiments.runtime` does it) the whole loop becomes one native function besides.
     """
-    on_cpu = jax.default_backend() == "cpu"
-    if not on_cpu:
-        return {}
-    return {"xla_disable_hlo_passes": "fusion"}
+    return {"xla_disable_hlo_passes": "fusion"} if jax.default_backend() == "cpu" else {}
+
+
+def _run(shape: Shape, scenario: Scenario, workload: Workload) -> Trajectory:
+    return trajectory(shape, workload, loop.run(shape, scenario, workload))
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A compiled scenario; `run()` simulates it."""
+
+    executable: Any
+    arguments: tuple[Scenario, Workload]
+    compile_seconds: float
+
+    def run(self) -> tuple[Trajectory, float]:
+        """(the run as numpy arrays, seconds it took). Raises AssertionError if the books do not balance."""
+        start = time.perf_counter()
+        made = jax.block_until_ready(self.executable(*self.arguments))
+        seconds = time.perf_counter() - start
+        made = jax.tree.map(np.asarray, made)
+        balance(made)
+        return made, seconds
+
+
+def prepare(
+    cluster: ClusterConfig,
+    workload: Workload,
+    *,
+    exact: bool = True,
+    options: dict[str, bool | str | int] | None = None,
+) -> Prepared:
+    """Compiles `cluster` serving `workload`.
+
+    Args:
+      exact: integer time (the default); False takes float64 time, which `jax.jvp` sees through.
+      options: XLA options added to `compiler_options` (for example
+        `{"xla_backend_optimization_level": 0}`: compiles three times faster, runs six times slower).
+
+    Raises:
+      ValueError: the cluster contradicts itself or names an unknown policy.
+    """
+    with jax.enable_x64(True):
+        shape, scenario = split(cluster, workload, exact=exact)
+        arguments = jax.device_put((scenario, _times(workload, exact)))
+        start = time.perf_counter()
+        compiled = (
+            jax.jit(
+                functools.partial(_run, shape),
+                compiler_options=compiler_options() | (options or {}),
+            )
+            .lower(*arguments)
+            .compile()
+        )
+        return Prepared(compiled, arguments, time.perf_counter() - start)
+
+
+def simulate(cluster: ClusterConfig, workload: Workload, *, exact: bool = True) -> Trajectory:
+    """One run of `cluster` serving `workload`, checked for conservation. See `prepare`."""
+    return prepare(cluster, workload, exact=exact).run()[0]
+
+
+def _times(workload: Workload, exact: bool) -> Workload:
+    kind = np.int64 if exact else np.float64
+    return dataclasses.replace(workload, arrival=np.asarray(workload.arrival, kind))
+
+
+def sweep(
+    clusters: Sequence[ClusterConfig],
+    workloads: Workload | Sequence[Workload],
+    metric: Metric,
+    *,
+    devices: Sequence[jax.Device] | None = None,
+) -> Any:
+    """`metric` of many scenarios in one call and one compilation.
+
+    Scenarios run one after the other on each device (the loop ends at a different time in each, so
+    lanes of one vectorised loop would wait for the longest) and side by side on `devices`.
+
+    Args:
+      clusters: [K]; they may differ in every number but not in what `scenario.Shape` holds.
+      workloads: one for all, or K with equal numbers of requests and segments.
+      metric: jit-able reduction of a run to a pytree.
+      devices: default: the first device of the backend.
+
+    Returns:
+      The metric's pytree of numpy arrays with a leading axis K.
+
+    Raises:
+      ValueError: the clusters do not share a shape; the message names the fields.
+    """
+    with jax.enable_x64(True):
+        shared = isinstance(workloads, Workload)
+        each = [workloads] * len(clusters) if shared else list(workloads)  # type: ignore[list-item]
+        parts = [split(cluster, load) for cluster, load in zip(clusters, each, strict=True)]
+        shape = _one_shape([shape for shape, _ in parts])
+        scenarios = jax.tree.map(lambda *x: np.stack(x), *[scenario for _, scenario in parts])
+        loads = None if shared else jax.tree.map(lambda *x: np.stack(x), *each)
+
+        def one(numbers: tuple[Scenario, Workload | None]) -> Any:
+            scenario, load = numbers
+            return metric(_run(shape, scenario, workloads if load is None else load))  # type: ignore[arg-type]
+
+        mapped = jax.jit(lambda x: lax.map(one, x), compiler_options=compiler_options())
+        chosen = list(devices or jax.devices()[:1])
+        bounds = np.linspace(0, len(clusters), len(chosen) + 1).astype(int)
+        running = [
+            mapped(
+                jax.device_put(jax.tree.map(lambda x, a=a, b=b: x[a:b], (scenarios, loads)), device)
+            )
+            for device, a, b in zip(chosen, bounds[:-1], bounds[1:], strict=True)
+            if b > a
+        ]
+        return jax.tree.map(lambda *x: np.concatenate([np.asarray(y) for y in x]), *running)
+
+
+def _one_shape(shapes: Sequence[Shape]) -> Shape:
+    different = [
+        field.name
+        for field in dataclasses.fields(Shape)
+        if len({getattr(shape, field.name) for shape in shapes}) > 1
+    ]
+    if different:
+        raise ValueError(
+            f"scenarios of one sweep differ in {', '.join(different)}, which selects the compiled "
+            "program: run one sweep for each value"
+        )
+    return shapes[0]

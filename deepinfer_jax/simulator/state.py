@@ -33,6 +33,7 @@ class State:
     place_pending: Any  # bool: phase 5 has work
     next_round: Any  # tick of the next tier round
     idle_rounds: Any  # tier rounds in a row that found nothing else pending
+    block_tokens: Any
     bin_ticks: Any  # width of a bin of `series`
 
     # Requests [Q + 1]
@@ -172,6 +173,7 @@ def initial_state(shape: Shape, scenario: Scenario) -> State:
         handoffs=ints(dtype=jnp.int64),
         place_pending=jnp.asarray(False),
         next_round=jnp.asarray(scenario.tier_round_ticks, time),
+        block_tokens=jnp.asarray(scenario.block_tokens),
         bin_ticks=jnp.asarray(scenario.bin_ticks, time),
         following=ints(requests, fill=nobody),
         emitted=ints(requests),
@@ -190,7 +192,16 @@ def initial_state(shape: Shape, scenario: Scenario) -> State:
         status=ints(requests, fill=unset),
         **{
             name: ticks(requests, fill=unset)
-            for name in "matched pulled fetched prefill_start first_token handed_off decode_start finish".split()
+            for name in [
+                "matched",
+                "pulled",
+                "fetched",
+                "prefill_start",
+                "first_token",
+                "handed_off",
+                "decode_start",
+                "finish",
+            ]
         },
         step_kind=ints(engines),
         step_start=ticks(engines),

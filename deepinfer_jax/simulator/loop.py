@@ -1,0 +1,154 @@
+"""The event loop: picks what is next by (time, phase, index) and does it, until nothing is left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from deepinfer_jax.simulator import cache, formation, handoff, placement, prefill
+from deepinfer_jax.simulator.cache import Cluster
+from deepinfer_jax.simulator.clock import NEVER
+from deepinfer_jax.simulator.containers import get, heap_pop
+from deepinfer_jax.simulator.events import FETCH, HANDOFF, PHASE_BIT, WRITE_BACK, kind_and_request
+from deepinfer_jax.simulator.inplace import either, fori_loop, when, while_loop
+from deepinfer_jax.simulator.scenario import Scenario, Shape
+from deepinfer_jax.simulator.state import IDLE, State, initial_state
+from deepinfer_jax.simulator.workload import Workload
+
+Array = Any
+
+STEP_END, TRANSFER, ROUND, MATCH, PLACE, FORM, NOTHING = range(7)
+
+
+def run(shape: Shape, scenario: Scenario, workload: Workload) -> State:
+    """The final state of one scenario. Pure; trace it under `jit` with 64-bit types enabled."""
+    c = Cluster(shape, scenario, workload)
+    state = _warm(c, initial_state(shape, scenario))
+    return while_loop(lambda s: _next(c, s)[0] != NOTHING, lambda s: _step(c, s), state, c.zero)
+
+
+def _warm(c: Cluster, state: State) -> State:
+    """Prompts whose blocks are in the cache before time zero."""
+    if not c.shape.warm:
+        return state
+    store = jnp.int32(0)
+    engine = c.scenario.warm_engine.astype(jnp.int32)
+    if c.shape.cache_scope == "local":
+        store = engine
+
+    def visit(k: Array, state: State) -> State:
+        request = get(c.scenario.warm_requests, k)
+        if c.shape.swa:
+            leaf = get(c.workload.match_node, request)
+            state = cache.write_anchor(c, state, store, leaf, engine)
+        return cache.publish(c, state, store, get(c.workload.publish_node, request))
+
+    return fori_loop(c.shape.warm, visit, state, c.zero)
+
+
+def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
+    """(kind, time, index, from_heap) of the next thing to do."""
+    step_end = jnp.min(state.step_end)
+    heap_any = state.heap_size > 0
+    heap_time = jnp.where(heap_any, state.heap_time[0], NEVER)
+    code = state.heap_code[0]
+    rematch = (code >> PHASE_BIT) > 0
+    arriving = state.arrivals < c.shape.requests
+    pointer = jnp.minimum(state.arrivals, c.shape.requests - 1)
+    match_time = get(c.workload.arrival, pointer) + c.scenario.match_ticks
+    match_time = jnp.where(arriving, match_time, NEVER)
+    _, heap_request = kind_and_request(code)
+
+    time = jnp.minimum(jnp.minimum(step_end, heap_time), match_time)
+    round_time = jnp.asarray(NEVER, time.dtype)
+    if c.shape.tiers > 1:
+        unended = state.ended < c.shape.requests
+        alive = (time < NEVER) | (state.idle_rounds < 2)
+        round_time = jnp.where(alive & unended, state.next_round, NEVER)
+        time = jnp.minimum(time, round_time)
+    to_form = state.dirty & (state.step_kind == IDLE)
+    forming = jnp.any(to_form)
+    now_busy = state.place_pending | forming
+
+    late = now_busy & (time > state.now)
+    heap_first = (heap_time == time) & ~rematch
+    from_heap = (heap_time == time) & (
+        ~rematch | (match_time > time) | (heap_request < state.arrivals)
+    )
+    kind = jnp.where(
+        late,
+        jnp.where(state.place_pending, PLACE, FORM),
+        jnp.where(
+            step_end == time,
+            STEP_END,
+            jnp.where(heap_first, TRANSFER, jnp.where(round_time == time, ROUND, MATCH)),
+        ),
+    )
+    kind = jnp.where(~now_busy & (time >= NEVER), NOTHING, kind)
+    index = jnp.where(
+        kind == STEP_END,
+        jnp.argmin(state.step_end),
+        jnp.where(
+            kind == FORM,
+            jnp.argmax(to_form),
+            jnp.where(from_heap, heap_request, state.arrivals),
+        ),
+    )
+    return kind, jnp.where(late, state.now, time), index.astype(jnp.int32), from_heap
+
+
+def _step(c: Cluster, state: State) -> State:
+    kind, time, index, from_heap = _next(c, state)
+    state = state.replace(now=time)
+    if c.shape.tiers > 1:
+        resting = (kind == ROUND) & ~_underway(c, state)
+        state = state.replace(idle_rounds=jnp.where(resting, state.idle_rounds, 0))
+    handlers = {
+        STEP_END: lambda s: formation.end_step(c, s, index),
+        TRANSFER: lambda s: _transfer(c, s),
+        ROUND: lambda s: placement.tier_round(c, s),
+        MATCH: lambda s: _match(c, s, index, from_heap),
+        PLACE: lambda s: placement.place(c, s),
+        FORM: lambda s: formation.form(c, s, index),
+    }
+    if c.shape.tiers == 1:
+        del handlers[ROUND]
+    if not (c.shape.fetches or c.shape.completion or c.shape.write_back):
+        del handlers[TRANSFER]
+    for wanted, handler in handlers.items():
+        state = when(kind == wanted, handler, state, c.zero)
+    return state
+
+
+def _underway(c: Cluster, state: State) -> Array:
+    """Whether a step, a transfer or a match is still to come."""
+    stepping = jnp.any(state.step_end < NEVER)
+    return stepping | (state.heap_size > 0) | (state.arrivals < c.shape.requests)
+
+
+def _pop(c: Cluster, state: State) -> State:
+    times, codes, size = heap_pop(state.heap_time, state.heap_code, state.heap_size, c.zero)
+    return state.replace(heap_time=times, heap_code=codes, heap_size=size)
+
+
+def _match(c: Cluster, state: State, request: Array, from_heap: Array) -> State:
+    if not c.shape.rematches:
+        return placement.match(c, state.replace(arrivals=state.arrivals + 1), request)
+    arrive = lambda s: s.replace(arrivals=s.arrivals + 1)  # noqa: E731
+    state = either(from_heap, lambda s: _pop(c, s), arrive, state, c.zero)
+    return placement.match(c, state, request)
+
+
+def _transfer(c: Cluster, state: State) -> State:
+    kind, request = kind_and_request(state.heap_code[0])
+    state = _pop(c, state)
+    if c.shape.fetches:
+        state = when(kind == FETCH, lambda s: placement.end_fetch(c, s, request), state, c.zero)
+    if c.shape.completion:
+        state = when(kind == HANDOFF, lambda s: handoff.end_handoff(c, s, request), state, c.zero)
+    if c.shape.write_back:
+        state = when(
+            kind == WRITE_BACK, lambda s: prefill.end_write_back(c, s, request), state, c.zero
+        )
+    return state

@@ -1,0 +1,123 @@
+"""`Trajectory`: what a simulation returns, and the books that every run must balance."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from deepinfer_jax.simulator.clock import NEVER
+from deepinfer_jax.simulator.cluster import Status
+from deepinfer_jax.simulator.scenario import Shape
+from deepinfer_jax.simulator.state import State
+from deepinfer_jax.simulator.workload import Workload
+from deepinfer_jax.timeline import RequestTimeline
+
+STATUSES = (
+    "completed",
+    "rejected: prompt longer than max_input_tokens",
+    "rejected: longer than the KV blocks of a rank",
+    "lost: the configuration cannot make progress",
+)
+"""Names of `cluster.Status`, in its order."""
+
+Array = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """One simulated run. Arrays may have a leading scenario axis (a sweep). Times in ticks.
+
+    Letters: `Q` requests, `M` engines; step kinds are idle, prefill, decode, mixed.
+    """
+
+    requests: RequestTimeline  # [Q]
+    emitted: Array  # [Q] tokens sent
+    end: Array  # tick of the last event
+    busy: Array  # [M, 4] ticks by step kind
+    steps: Array  # [M, 4] steps by step kind
+    busy_series: Array  # [SERIES_BINS, M] busy ticks, by the bin in which a step or run ended
+    bin_ticks: Array
+    fetched_bytes: Array
+    swa_bytes: Array
+    handoff_bytes: Array
+    blocks_published: Array
+    blocks_evicted: Array
+    blocks_present: Array
+    left: Array  # [6] what should be zero: quota, slots, reserved, in prefill, pins, heap
+
+
+def trajectory(shape: Shape, workload: Workload, state: State) -> Trajectory:
+    """Reads a final state; pure, so that sweeps can reduce it inside the compiled program."""
+    per_request = {
+        name: getattr(state, name)[:-1]
+        for name in (
+            "matched pulled fetched prefill_start first_token handed_off decode_start finish "
+            "preemptions emitted"
+        ).split()
+    }
+    emitted = per_request.pop("emitted")
+    status = state.status[:-1]
+    decoded = state.decode_start[:-1] >= 0
+    rank = jnp.where(decoded, state.target[:-1], -1)
+    timeline = RequestTimeline(
+        arrival=workload.arrival,
+        input_tokens=workload.input_tokens,
+        output_tokens=emitted,
+        block_hit_tokens=state.hit_blocks[:-1] * state.block_tokens.astype(jnp.int32),
+        compute_hit_tokens=state.hit_compute[:-1],
+        status=jnp.where(status < 0, int(Status.STUCK), status),
+        prefill_engine=state.engine[:-1],
+        decode_engine=jnp.where(decoded, rank // shape.ranks, -1),
+        decode_rank=jnp.where(decoded, rank % shape.ranks, -1),
+        statuses=STATUSES,
+        **per_request,
+    )
+    left = [
+        jnp.sum(jnp.abs(state.quota_used)) + jnp.sum(jnp.abs(state.rank_quota)),
+        jnp.sum(state.rows) + jnp.sum(state.assigned),
+        jnp.sum(jnp.abs(state.reserved)) + jnp.sum(jnp.abs(state.kv)),
+        jnp.sum(state.in_prefill) + jnp.sum(state.prompts),
+        jnp.sum(state.pins),
+        state.heap_size,
+    ]
+    return Trajectory(
+        requests=timeline,
+        emitted=emitted,
+        end=state.now,
+        busy=state.busy,
+        steps=state.step_count,
+        busy_series=state.series,
+        bin_ticks=state.bin_ticks,
+        fetched_bytes=state.fetched_bytes,
+        swa_bytes=state.swa_fetched_bytes,
+        handoff_bytes=state.handoff_bytes,
+        blocks_published=state.published,
+        blocks_evicted=state.evicted,
+        blocks_present=jnp.sum(state.used),
+        left=jnp.stack([jnp.asarray(x, jnp.float64) for x in left]),
+    )
+
+
+def balance(run: Trajectory) -> None:
+    """Checks the conservation rules of `SEMANTICS.md` section 9 on one run (numpy arrays).
+
+    Raises:
+      AssertionError: the simulator lost or invented something.
+    """
+    status = np.asarray(run.requests.status)
+    arrived = np.asarray(run.requests.arrival)
+    assert len(status) == len(arrived) and status.min() >= 0, "a request has no end"
+    stuck = np.any(status == int(Status.STUCK))
+    assert stuck or np.allclose(run.left, 0, atol=1e-3), f"left over at the end: {run.left}"
+    done = status == int(Status.COMPLETED)
+    finish = np.asarray(run.requests.finish)
+    assert np.all((finish[done] >= arrived[done]) & (finish[done] < NEVER)), "bad finish times"
+    stored = run.blocks_published - run.blocks_evicted
+    assert stored == run.blocks_present, (
+        f"{stored} blocks should be present, not {run.blocks_present}"
+    )
