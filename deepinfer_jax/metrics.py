@@ -149,47 +149,47 @@ def meets(t: RequestTimeline, slo: Slo) -> Array:
 
 
 def goodput(t: RequestTimeline, slo: Slo, kept: np.ndarray) -> dict[str, Any]:
-    """{slo, met, of, fraction, per_second, seconds}: requests that meet all SLOs at once.
+    """{slo_seconds, goodput_requests, goodput_fraction, goodput_per_second}: all SLOs met at once.
 
-    `of` counts every kept request, rejected and lost ones included; `seconds` is `span_seconds`.
+    The fraction is of every kept request, rejected and lost ones included; the rate is per second
+    of `span_seconds`.
     """
     met, total = int(np.sum(np.asarray(meets(t, slo)) & kept)), int(np.sum(kept))
     span = span_seconds(t, kept)
     return {
-        "slo": {k: v for k, v in dataclasses.asdict(slo).items() if v is not None},
-        "met": met,
-        "of": total,
-        "fraction": met / total if total else None,
-        "per_second": met / span if span else None,
-        "seconds": span,
+        "slo_seconds": {k: v for k, v in dataclasses.asdict(slo).items() if v is not None},
+        "goodput_requests": met,
+        "goodput_fraction": met / total if total else None,
+        "goodput_per_second": met / span if span else None,
     }
 
 
 def hit_rates(t: RequestTimeline, kept: np.ndarray, block_tokens: int = 128) -> dict[str, Any]:
     """Prefix hits three ways, over completed kept requests; they are different numbers.
 
-    `requests`: share with any matched block. `blocks`: matched blocks of all full prompt blocks.
-    `tokens`: prompt tokens whose prefill was skipped (H); the only one that enters capacity.
+    `request_hit_fraction`: requests with any matched block. `block_hit_fraction`: matched blocks of
+    all full prompt blocks. `token_hit_fraction`: prompt tokens whose prefill was skipped (H); the
+    only one that enters capacity.
     """
     done = kept & (np.asarray(t.status) == COMPLETED)
     tokens, blocks, skipped = (
         np.asarray(a)[done] for a in (t.input_tokens, t.block_hit_tokens, t.compute_hit_tokens)
     )
     pairs = {
-        "requests": (np.sum(blocks > 0), len(blocks)),
-        "blocks": (np.sum(blocks // block_tokens), np.sum(tokens // block_tokens)),
-        "tokens": (np.sum(skipped), np.sum(tokens)),
+        "request_hit_fraction": (np.sum(blocks > 0), len(blocks)),
+        "block_hit_fraction": (np.sum(blocks // block_tokens), np.sum(tokens // block_tokens)),
+        "token_hit_fraction": (np.sum(skipped), np.sum(tokens)),
     }
     return {name: float(hit / of) if of else None for name, (hit, of) in pairs.items()}
 
 
 def throughput(t: RequestTimeline, kept: np.ndarray) -> dict[str, float | None]:
-    """{requests, input_tokens, output_tokens} per second of `span_seconds`, completed kept ones."""
+    """{requests, input_tokens, output_tokens}_per_second of `span_seconds`, completed kept ones."""
     done, span = kept & (np.asarray(t.status) == COMPLETED), span_seconds(t, kept)
     totals = {
-        "requests": np.sum(done),
-        "input_tokens": np.sum(np.asarray(t.input_tokens)[done]),
-        "output_tokens": np.sum(np.asarray(t.output_tokens)[done]),
+        "requests_per_second": np.sum(done),
+        "input_tokens_per_second": np.sum(np.asarray(t.input_tokens)[done]),
+        "output_tokens_per_second": np.sum(np.asarray(t.output_tokens)[done]),
     }
     return {name: float(total) / span if span else None for name, total in totals.items()}
 
@@ -205,10 +205,16 @@ def summarise(
     """All of the above for one run, ready for JSON: the core of summary.json.
 
     Returns:
-      {requests: `account` of the whole run, window: {rule, requests, seconds}, ttft_s, tpot_s,
-      e2e_s: `summary`, stages_s: {stage: mean}, per_second: `throughput`, goodput: `goodput` or
-      None without an SLO, hit_rates, preempted: requests preempted or rerouted}. Everything but
-      `requests` looks at the window only. Unknown numbers are None, never NaN.
+      One flat mapping, the names of summary.json everywhere:
+      requests, completed: ints of the whole run; rejected, lost: {reason: requests};
+      window: {rule, requests, seconds}; everything below looks at the window only;
+      preempted: requests preempted or rerouted;
+      ttft_seconds, tpot_seconds, e2e_seconds: `summary`; stage_seconds: {stage: mean};
+      requests_per_second, input_tokens_per_second, output_tokens_per_second: `throughput`;
+      request_hit_fraction, block_hit_fraction, token_hit_fraction: `hit_rates`;
+      slo_seconds, goodput_requests, goodput_fraction, goodput_per_second: `goodput`, whose numbers
+      are None without an SLO.
+      Unknown numbers are None, never NaN.
 
     Raises:
       ValueError: `check` fails, or the warm-up is given twice.
@@ -220,19 +226,22 @@ def summarise(
         rule = f"arrivals from {warmup_seconds:g} s after the first one"
     elif warmup_requests:
         rule = f"all but the first {warmup_requests} arrivals"
-    latencies = {"ttft_s": ttft(t), "tpot_s": tpot(t), "e2e_s": e2e(t)}
+    latencies = {"ttft_seconds": ttft(t), "tpot_seconds": tpot(t), "e2e_seconds": e2e(t)}
     done = kept & (np.asarray(t.status) == COMPLETED)
     means = {
         name: float(masked_mean(values, done)) if done.any() else None
         for name, values in stage_seconds(t).items()
     }
+    good = goodput(t, slo or Slo(), kept)
+    if not good["slo_seconds"]:
+        good |= dict.fromkeys(("goodput_requests", "goodput_fraction", "goodput_per_second"))
     return {
-        "requests": books,
+        **books,
         "window": {"rule": rule, "requests": int(kept.sum()), "seconds": span_seconds(t, kept)},
-        **{name: summary(np.where(kept, values, np.nan)) for name, values in latencies.items()},
-        "stages_s": means,
-        "per_second": throughput(t, kept),
-        "goodput": None if slo is None or slo == Slo() else goodput(t, slo, kept),
-        "hit_rates": hit_rates(t, kept, block_tokens),
         "preempted": int(np.sum(kept & (np.asarray(t.preemptions) > 0))),
+        **{name: summary(np.where(kept, values, np.nan)) for name, values in latencies.items()},
+        "stage_seconds": means,
+        **throughput(t, kept),
+        **hit_rates(t, kept, block_tokens),
+        **good,
     }

@@ -116,7 +116,7 @@ def account(
             "the stage that drops or repeats one"
         )
     return {
-        "total": requests,
+        "requests": requests,
         "completed": completed,
         "rejected": dict(rejected),
         "lost": dict(lost),

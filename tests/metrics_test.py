@@ -45,10 +45,9 @@ def test_itl_is_the_gaps_inside_each_request():
 def test_goodput_by_hand_counts_rejected_requests_as_misses():
     t, everyone = small(), np.ones(4, bool)
     got = metrics.goodput(t, metrics.Slo(ttft=1.0, tpot=1.0), everyone)
-    assert (got["met"], got["of"], got["fraction"]) == (2, 4, 0.5)
-    assert got["seconds"] == 6.0  # arrival at 1 s to the last finish at 7 s
-    assert got["per_second"] == 2 / 6
-    assert metrics.goodput(t, metrics.Slo(e2e=0.5), everyone)["met"] == 0
+    assert (got["goodput_requests"], got["goodput_fraction"]) == (2, 0.5)
+    assert got["goodput_per_second"] == 2 / 6  # arrival at 1 s to the last finish at 7 s
+    assert metrics.goodput(t, metrics.Slo(e2e=0.5), everyone)["goodput_requests"] == 0
 
 
 def test_goodput_under_jit_equals_numpy():
@@ -61,7 +60,11 @@ def test_goodput_under_jit_equals_numpy():
 
 def test_hit_rates_are_three_different_numbers():
     got = metrics.hit_rates(small(), np.ones(4, bool))
-    assert got == {"requests": 1 / 3, "blocks": 2 / 3, "tokens": 128 / 600}
+    assert got == {
+        "request_hit_fraction": 1 / 3,
+        "block_hit_fraction": 2 / 3,
+        "token_hit_fraction": 128 / 600,
+    }
 
 
 def test_warm_up_is_explicit_by_time_or_by_count():
@@ -127,18 +130,18 @@ def test_summarise_is_valid_json_even_when_nothing_finished():
     never = metrics.timeline(arrival=np.array([0, 1]), finish=np.array([-1, -1]))
     got = metrics.summarise(never, slo=metrics.Slo(ttft=1.0))
     json.loads(json.dumps(got, allow_nan=False))
-    assert got["requests"]["lost"] == {"lost: unfinished at the end": 2}
-    assert got["ttft_s"]["count"] == 0 and got["goodput"]["per_second"] is None
+    assert got["lost"] == {"lost: unfinished at the end": 2}
+    assert got["ttft_seconds"]["count"] == 0 and got["goodput_per_second"] is None
     empty = metrics.timeline(arrival=np.zeros(0), finish=np.zeros(0))
     json.dumps(metrics.summarise(empty), allow_nan=False)
 
 
 def test_summarise_looks_at_the_window_only():
     got = metrics.summarise(small(), warmup_requests=1)
-    assert got["requests"]["total"] == 4 and got["window"]["requests"] == 3
-    assert got["ttft_s"]["count"] == 2 and got["ttft_s"]["mean"] == 2.0
-    assert got["per_second"]["output_tokens"] == 4 / 5
-    assert got["goodput"] is None
+    assert got["requests"] == 4 and got["window"]["requests"] == 3
+    assert got["ttft_seconds"]["count"] == 2 and got["ttft_seconds"]["mean"] == 2.0
+    assert got["output_tokens_per_second"] == 4 / 5
+    assert got["goodput_requests"] is None and got["slo_seconds"] == {}
 
 
 def test_an_unknown_field_is_refused():

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from deepinfer_jax.metrics import COMPLETED, RequestTimeline, percentile, ttft
-from deepinfer_jax.report.table import quantity
+from deepinfer_jax.report.table import quantity, slo_text
 
 ENOUGH_FOR_P99 = 368  # fewest values whose 95 % interval of p99 is bounded above (0.99**n <= 2.5 %)
 
@@ -19,16 +19,16 @@ def claims(summary: Mapping[str, Any], *, not_modelled: Sequence[str] = ()) -> l
     Args:
       not_modelled: what the run leaves out and a reader might expect, as noun phrases.
     """
-    sentences = [_books(summary["requests"]), _window(summary)]
+    sentences = [_books(summary), _window(summary)]
     sentences += [_latency(summary), _stages(summary), _rates(summary), _goodput(summary)]
-    sentences += [_hits(summary["hit_rates"])]
+    sentences += [_hits(summary)]
     if not_modelled:
         sentences.append(f"Not modelled here: {'; '.join(not_modelled)}.")
     return [sentence for sentence in sentences if sentence]
 
 
 def _books(books: Mapping[str, Any]) -> str:
-    total, done = books["total"], books["completed"]
+    total, done = books["requests"], books["completed"]
     if not total:
         return "No request arrived."
     text = f"{total:,} requests arrived and {done:,} completed ({quantity(done / total, '%')})"
@@ -39,7 +39,7 @@ def _books(books: Mapping[str, Any]) -> str:
 
 
 def _window(summary: Mapping[str, Any]) -> str:
-    window, count = summary["window"], summary["e2e_s"]["count"]
+    window, count = summary["window"], summary["e2e_seconds"]["count"]
     return (
         f"The latencies and rates below cover {window['rule']}: {window['requests']:,} requests, "
         f"{count:,} of them completed, over {quantity(window['seconds'], 's')} from the first "
@@ -48,7 +48,7 @@ def _window(summary: Mapping[str, Any]) -> str:
 
 
 def _latency(summary: Mapping[str, Any]) -> str:
-    first, each = summary["ttft_s"], summary["tpot_s"]
+    first, each = summary["ttft_seconds"], summary["tpot_seconds"]
     if not first["count"]:
         return ""
     low, high = first["p99_interval"]
@@ -76,7 +76,7 @@ def _latency(summary: Mapping[str, Any]) -> str:
 
 
 def _stages(summary: Mapping[str, Any]) -> str:
-    stages = {name: value for name, value in summary["stages_s"].items() if value}
+    stages = {name: value for name, value in summary["stage_seconds"].items() if value}
     total = sum(stages.values())
     if not total:
         return ""
@@ -87,35 +87,36 @@ def _stages(summary: Mapping[str, Any]) -> str:
 
 
 def _rates(summary: Mapping[str, Any]) -> str:
-    rates = summary["per_second"]
-    if not rates["requests"]:
+    if not summary["requests_per_second"]:
         return ""
     return (
-        f"Completed work: {quantity(rates['requests'])} requests, "
-        f"{quantity(rates['input_tokens'])} input and {quantity(rates['output_tokens'])} output "
-        "tokens per second, the final drain included."
+        f"Completed work: {quantity(summary['requests_per_second'])} requests, "
+        f"{quantity(summary['input_tokens_per_second'])} input and "
+        f"{quantity(summary['output_tokens_per_second'])} output tokens per second, the final "
+        "drain included."
     )
 
 
 def _goodput(summary: Mapping[str, Any]) -> str:
-    good = summary["goodput"]
-    if not good or not good["of"]:
+    met, fraction = summary["goodput_requests"], summary["goodput_fraction"]
+    if fraction is None:
         return ""
-    terms = " and ".join(f"{k.upper()} <= {quantity(v, 's')}" for k, v in good["slo"].items())
     return (
-        f"{good['met']:,} of {good['of']:,} requests ({quantity(good['fraction'], '%')}) met "
-        f"{terms}; that is a goodput of {quantity(good['per_second'])} requests per second. "
+        f"{met:,} of {summary['window']['requests']:,} requests ({quantity(fraction, '%')}) met "
+        f"{slo_text(summary, ' and ')}; that is a goodput of "
+        f"{quantity(summary['goodput_per_second'])} requests per second. "
         "Rejected and lost requests count as misses."
     )
 
 
 def _hits(rates: Mapping[str, Any]) -> str:
-    if not rates["requests"]:
+    if not rates["request_hit_fraction"]:
         return ""
     return (
-        f"{quantity(rates['requests'], '%')} of the requests found some cached prefix, but "
-        f"{quantity(rates['tokens'], '%')} of the prompt tokens were not recomputed "
-        f"({quantity(rates['blocks'], '%')} of the blocks matched); capacity follows the tokens."
+        f"{quantity(rates['request_hit_fraction'], '%')} of the requests found some cached "
+        f"prefix, but {quantity(rates['token_hit_fraction'], '%')} of the prompt tokens were not "
+        f"recomputed ({quantity(rates['block_hit_fraction'], '%')} of the blocks matched); "
+        "capacity follows the tokens."
     )
 
 
@@ -137,12 +138,12 @@ def drift(t: RequestTimeline, kept: np.ndarray) -> tuple[float, float]:
 def warnings(summary: Mapping[str, Any], t: RequestTimeline, kept: np.ndarray) -> list[str]:
     """What a reader must know before quoting the numbers; [] when there is nothing."""
     found = []
-    books, count = summary["requests"], summary["ttft_s"]["count"]
-    missed = books["total"] - books["completed"]
+    count = summary["ttft_seconds"]["count"]
+    missed = summary["requests"] - summary["completed"]
     if missed:
         found.append(
-            f"{missed:,} of {books['total']:,} requests did not complete, and latencies describe "
-            "the ones that did."
+            f"{missed:,} of {summary['requests']:,} requests did not complete, and latencies "
+            "describe the ones that did."
         )
     if count < ENOUGH_FOR_P99:
         found.append(

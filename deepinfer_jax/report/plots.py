@@ -97,8 +97,16 @@ def _if_leading(x: float, shown: Sequence[int]) -> str:
     return quantity(x, "s") if round(x / 10 ** np.floor(np.log10(x) + 1e-9)) in shown else ""
 
 
-def over_time(series: Series) -> Figure:
-    """Requests in each state (left) and the share of engines at work (right) over time."""
+def over_time(
+    series: Series,
+    busy: Mapping[str, np.ndarray] | None = None,
+    busy_edges: np.ndarray | None = None,
+) -> Figure:
+    """Requests in each state (left) and the share of engines at work (right) over time.
+
+    Args:
+      busy: {label: share [B]} over `busy_edges` [B + 1] seconds; None draws the series' own.
+    """
     made, (left, right) = style.figure(2, width=9.4, height=2.9)
     middle = (series.edges[1:] + series.edges[:-1]) / 2
     scale, unit = next(
@@ -111,11 +119,14 @@ def over_time(series: Series) -> Figure:
         if np.any(values > 0):
             line = {"color": style.colour(index), "linewidth": 1.4}
             left.plot(middle / scale, values, label=name, **line)
-    for index, name in ((1, "prefill_busy"), (3, "decode_busy")):
-        label = name.replace("_", " engines ")
+    shares = {"prefill engines": series.prefill_busy, "decode engines": series.decode_busy}
+    centres = middle
+    if busy and busy_edges is not None:
+        shares, centres = dict(busy), (busy_edges[1:] + busy_edges[:-1]) / 2
+    for index, (label, values) in zip((1, 3, 0, 2), shares.items(), strict=False):
         line = {"color": style.colour(index), "linewidth": 1.4}
-        if np.any(getattr(series, name) > 0):
-            right.plot(middle / scale, getattr(series, name), label=label, **line)
+        if np.any(values > 0):
+            right.plot(centres / scale, values, label=label, **line)
     for ax, title in ((left, "Requests"), (right, "Share of engines at work")):
         style.title(ax, title, pad=18)
         ax.set_xlabel(f"time since the first arrival ({unit})")
@@ -174,11 +185,11 @@ def frontier(
 
 
 def hit_rates(runs: Mapping[str, Mapping[str, float | None]]) -> Figure:
-    """The three hit rates of each run as bars: {run: metrics.hit_rates(...)}."""
+    """The three hit rates of each run as bars: {run: metrics.hit_rates(...) or a summary}."""
     kinds = {
-        "requests": "requests with a hit",
-        "blocks": "blocks matched",
-        "tokens": "tokens not recomputed",
+        "request_hit_fraction": "requests with a hit",
+        "block_hit_fraction": "blocks matched",
+        "token_hit_fraction": "tokens not recomputed",
     }
     rows = [(run, kind, rates[kind]) for run, rates in runs.items() for kind in kinds]
     made, (ax,) = style.figure(width=7.2, height=0.55 + 0.3 * len(rows) + 0.15 * len(runs))

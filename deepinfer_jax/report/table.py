@@ -127,7 +127,7 @@ def _parts(widths: list[int], width: int) -> list[list[int]]:
 def latency_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """The latency part of summary.json (`metrics.summarise`) as table rows, one per latency."""
     rows = []
-    for key, name in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"), ("e2e_s", "E2E")):
+    for key, name in (("ttft_seconds", "TTFT"), ("tpot_seconds", "TPOT"), ("e2e_seconds", "E2E")):
         one = summary[key]
         low, high = one["p99_interval"]
         bounds = [quantity(low, "s"), quantity(high, "s") if high is not None else "unbounded"]
@@ -144,24 +144,31 @@ def latency_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def summary_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """Counts, rates and hit rates of summary.json as {what, value} rows."""
-    books, rates, hits = summary["requests"], summary["per_second"], summary["hit_rates"]
     rows = [
-        ("requests", quantity(books["total"])),
-        ("completed", quantity(books["completed"])),
-        *((reason, quantity(n)) for reason, n in {**books["rejected"], **books["lost"]}.items()),
+        ("requests", quantity(summary["requests"])),
+        ("completed", quantity(summary["completed"])),
+        *(
+            (reason, quantity(n))
+            for reason, n in {**summary["rejected"], **summary["lost"]}.items()
+        ),
         ("preempted or rerouted", quantity(summary["preempted"])),
         ("window", f"{summary['window']['rule']}, {quantity(summary['window']['seconds'], 's')}"),
-        ("completed per second", quantity(rates["requests"], "/s")),
-        ("input tokens per second", quantity(rates["input_tokens"], "/s")),
-        ("output tokens per second", quantity(rates["output_tokens"], "/s")),
-        ("requests with a prefix hit", quantity(hits["requests"], "%")),
-        ("prompt blocks hit", quantity(hits["blocks"], "%")),
-        ("prompt tokens not recomputed", quantity(hits["tokens"], "%")),
+        ("completed per second", quantity(summary["requests_per_second"], "/s")),
+        ("input tokens per second", quantity(summary["input_tokens_per_second"], "/s")),
+        ("output tokens per second", quantity(summary["output_tokens_per_second"], "/s")),
+        ("requests with a prefix hit", quantity(summary["request_hit_fraction"], "%")),
+        ("prompt blocks hit", quantity(summary["block_hit_fraction"], "%")),
+        ("prompt tokens not recomputed", quantity(summary["token_hit_fraction"], "%")),
     ]
-    good = summary["goodput"]
-    if good:
-        slo = ", ".join(f"{k.upper()} <= {quantity(v, 's')}" for k, v in good["slo"].items())
+    if summary["slo_seconds"]:
+        rate = quantity(summary["goodput_per_second"], "/s")
         rows.append(
-            (f"goodput ({slo})", f"{quantity(good['per_second'], '/s')}, {good['met']:,} requests")
+            (f"goodput ({slo_text(summary)})", f"{rate}, {summary['goodput_requests']:,} requests")
         )
     return [{"what": name, "value": value} for name, value in rows]
+
+
+def slo_text(summary: Mapping[str, Any], joint: str = ", ") -> str:
+    """The objectives of summary.json, "TTFT <= 4 s, TPOT <= 50 ms"."""
+    terms = summary["slo_seconds"].items()
+    return joint.join(f"{name.upper()} <= {quantity(value, 's')}" for name, value in terms)

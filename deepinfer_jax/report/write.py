@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,90 +17,216 @@ from deepinfer_jax.report.page import Page, Plot, Table, write
 from deepinfer_jax.report.series import series
 from deepinfer_jax.report.table import latency_rows, quantity, summary_rows
 
+LATENCIES = {"TTFT": metrics.ttft, "TPOT": metrics.tpot, "E2E": metrics.e2e}
 
-def run_plots(
-    t: metrics.RequestTimeline,
-    summary: Mapping[str, Any],
-    kept: np.ndarray,
-    *,
-    prefill_engines: int = 0,
-    decode_engines: int = 0,
-) -> list[Plot]:
-    """The standard figures of one run; those without data are left out.
 
-    Args:
-      summary: `metrics.summarise` of the same timeline.
-      kept: bool [Q], `metrics.window` of the same warm-up.
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One of the runs that a report shows.
+
+    `summary` is `metrics.summarise` of `timeline`, with any further keys the run has to tell;
+    `kept` is `metrics.window` of the same warm-up (None: every request). `busy` is the share of
+    engines at work as measured by the run itself, `{label: [B]}` over the bin edges `busy_edges`
+    [B + 1] in seconds; without it, engines with a request on them are drawn instead.
+    `prefill_engines` and `decode_engines` count engines that may never have worked.
     """
-    if not summary["e2e_s"]["count"]:
+
+    name: str
+    timeline: metrics.RequestTimeline
+    summary: Mapping[str, Any]
+    kept: np.ndarray | None = None
+    busy: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    busy_edges: np.ndarray | None = None
+    prefill_engines: int = 0
+    decode_engines: int = 0
+
+    @property
+    def mask(self) -> np.ndarray:
+        """bool [Q]: the requests that count."""
+        everything = np.ones(len(np.asarray(self.timeline.arrival)), bool)
+        return everything if self.kept is None else self.kept
+
+
+def _latency_plot(cases: Sequence[Case], slo: Mapping[str, float]) -> Plot:
+    alone = len(cases) == 1
+    panels: dict[str, dict[str, np.ndarray]] = {}
+    for name, values_of in LATENCIES.items():
+        for case in cases:
+            values = np.where(case.mask, values_of(case.timeline), np.nan)
+            if not np.all(np.isnan(values)):
+                panels.setdefault(name, {})["" if alone else case.name] = values
+    return Plot(
+        "latency",
+        "Latency",
+        "Share of completed requests at or below a latency, log axis. TTFT: arrival to first "
+        "token. TPOT: time after the first token divided by the tokens after it. E2E: arrival "
+        "to last token." + (" Dots are nearest-rank percentiles." if alone else ""),
+        plots.distribution(panels, {k.upper(): v for k, v in slo.items()}),
+    )
+
+
+def _over_time_plot(case: Case, alone: bool) -> Plot:
+    counts = {"prefill_engines": case.prefill_engines, "decode_engines": case.decode_engines}
+    over = series(case.timeline, **counts)
+    where = "from arrival to the start of prefill"
+    text = f"Left: requests by state, averaged over 200 bins; waiting is {where}. "
+    if case.busy:
+        text += (
+            "Right: share of the engines' time spent in steps. Time is booked where a step or an "
+            "uninterrupted run of decode steps ends; what exceeds a full bin is moved to the bins "
+            "before it. At work does not mean efficient."
+        )
+    else:
+        text += (
+            "Right: share of engines with at least one request in prefill or decode; occupied "
+            "does not mean efficient."
+        )
+    return Plot(
+        "over_time" if alone else f"over_time_{slug(case.name)}",
+        "Over time" if alone else f"Over time: {case.name}",
+        text + " Warm-up included.",
+        plots.over_time(over, case.busy, case.busy_edges),
+    )
+
+
+def run_plots(cases: Sequence[Case]) -> list[Plot]:
+    """The standard figures of one run, or of several side by side; empty ones are left out."""
+    cases = [case for case in cases if case.summary["e2e_seconds"]["count"]]
+    if not cases:
         return []
-    latency = {
-        name: {"": np.where(kept, values, np.nan)}
-        for name, values in (
-            ("TTFT", metrics.ttft(t)),
-            ("TPOT", metrics.tpot(t)),
-            ("E2E", metrics.e2e(t)),
-        )
-        if np.any(kept & ~np.isnan(values))
-    }
-    slo = {k.upper(): v for k, v in (summary["goodput"] or {"slo": {}})["slo"].items()}
-    made = [
-        Plot(
-            "latency",
-            "Latency",
-            "Share of completed requests at or below a latency, log axis. TTFT: arrival to first "
-            "token. TPOT: time after the first token divided by the tokens after it. E2E: arrival "
-            "to last token. Dots are nearest-rank percentiles.",
-            plots.distribution(latency, slo),
-        )
-    ]
-    if any(summary["stages_s"].values()):
+    alone = len(cases) == 1
+    made = [_latency_plot(cases, cases[0].summary["slo_seconds"])]
+    if any(any(case.summary["stage_seconds"].values()) for case in cases):
+        bars = {
+            "mean request" if alone else case.name: case.summary["stage_seconds"] for case in cases
+        }
         made.append(
             Plot(
                 "stages",
                 "Where the time goes",
                 "Mean seconds of a completed request in each stage; the stages sum to the mean E2E "
                 "latency. Work that overlaps a later stage is charged to the stage that ends last.",
-                plots.stages({"mean request": summary["stages_s"]}),
+                plots.stages(bars),
             )
         )
-    over = series(t, prefill_engines=prefill_engines, decode_engines=decode_engines)
-    made.append(
-        Plot(
-            "over_time",
-            "Over time",
-            "Time averages over 200 bins, warm-up included. Left: requests by state; waiting is "
-            "from arrival to the start of prefill. Right: share of engines with at least one "
-            "request in prefill or decode; occupied does not mean efficient.",
-            plots.over_time(over),
-        )
-    )
-    if summary["hit_rates"]["requests"]:
+    made += [_over_time_plot(case, alone) for case in cases]
+    if any(case.summary["request_hit_fraction"] for case in cases):
         made.append(
             Plot(
                 "hit_rates",
                 "Prefix cache, three ways",
                 "Requests with any matched block, matched blocks of all full prompt blocks, and "
                 "prompt tokens whose prefill was skipped. Only the last one enters capacity.",
-                plots.hit_rates({"run": summary["hit_rates"]}),
+                plots.hit_rates({case.name or "run": case.summary for case in cases}),
             )
         )
     return made
 
 
-def headline(summary: Mapping[str, Any]) -> dict[str, str]:
+def slug(name: str) -> str:
+    """`name` as part of a file name: "shared cache" becomes "shared_cache"."""
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+def headline(cases: Sequence[Case]) -> dict[str, str]:
     """The few numbers set large at the top of the page."""
-    first, each, rates = summary["ttft_s"], summary["tpot_s"], summary["per_second"]
+    if len(cases) > 1:
+        tiles = {}
+        for case in cases:
+            s = case.summary
+            tiles[f"TTFT p50, {case.name}"] = quantity(s["ttft_seconds"]["p50"], "s")
+            tiles[f"tokens hit, {case.name}"] = quantity(s["token_hit_fraction"], "%")
+        return tiles
+    s = cases[0].summary
     tiles = {
-        "completed": f"{summary['requests']['completed']:,} of {summary['requests']['total']:,}",
-        "TTFT p50": quantity(first["p50"], "s"),
-        "TTFT p99": quantity(first["p99"], "s"),
-        "TPOT p50": quantity(each["p50"], "s"),
-        "output tokens/s": quantity(rates["output_tokens"]),
+        "completed": f"{s['completed']:,} of {s['requests']:,}",
+        "TTFT p50": quantity(s["ttft_seconds"]["p50"], "s"),
+        "TTFT p99": quantity(s["ttft_seconds"]["p99"], "s"),
+        "TPOT p50": quantity(s["tpot_seconds"]["p50"], "s"),
+        "output tokens/s": quantity(s["output_tokens_per_second"]),
     }
-    if summary["goodput"]:
-        tiles["goodput"] = quantity(summary["goodput"]["per_second"], "/s")
+    if s["goodput_per_second"] is not None:
+        tiles["goodput"] = quantity(s["goodput_per_second"], "/s")
     return tiles
+
+
+def comparison_rows(cases: Sequence[Case]) -> list[dict[str, str]]:
+    """Counts, rates and hits of every case, one column each: {what, case, case, ...}."""
+    each = [{row["what"]: row["value"] for row in summary_rows(case.summary)} for case in cases]
+    order = list(dict.fromkeys(what for rows in each for what in rows))
+    return [
+        {"what": what} | {c.name: rows.get(what, "-") for c, rows in zip(cases, each, strict=True)}
+        for what in order
+    ]
+
+
+def case_tables(cases: Sequence[Case]) -> list[Table]:
+    """Latencies, then counts and rates, of one run or of several side by side."""
+    note = "Nearest-rank percentiles, completed only."
+    if len(cases) == 1:
+        return [
+            Table("Latency", latency_rows(cases[0].summary), note),
+            Table("Counts and rates", summary_rows(cases[0].summary)),
+        ]
+    rows = [{"case": c.name, **row} for c in cases for row in latency_rows(c.summary)]
+    return [
+        Table("Latency", sorted(rows, key=lambda row: list(LATENCIES).index(row["latency"])), note),
+        Table("Counts and rates", comparison_rows(cases)),
+    ]
+
+
+def _rows(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    for case in cases:
+        for row in records.request_rows(case.timeline):
+            yield row if len(cases) == 1 else {"case": case.name, **row}
+
+
+def write_cases(
+    workdir: pathlib.Path,
+    title: str,
+    cases: Sequence[Case],
+    *,
+    subtitle: str = "",
+    plots_more: Sequence[Plot] = (),
+    tables_more: Sequence[Table] = (),
+    claims_more: Sequence[str] = (),
+    warnings_more: Sequence[str] = (),
+    not_modelled: Sequence[str] = (),
+    provenance: Sequence[Mapping[str, Any]] = (),
+) -> list[pathlib.Path]:
+    """Writes summary.json, results.jsonl(.gz), plots/*.png and report.html; returns their paths.
+
+    summary.json holds the first case's numbers at the top, and with several cases all of them
+    under `cases` by name. config.json is not written here: it must exist before the run starts
+    (experiments' harness).
+
+    Raises:
+      records.WriteError: a file could not be written; the earlier ones are complete.
+    """
+    alone = len(cases) == 1
+    environment = records.environment()
+    found, sentences = list(warnings_more), list(claims_more)
+    for case in cases:
+        before = "" if alone else f"{case.name}: "
+        sentences += [before + text for text in claims(case.summary)]
+        found += [before + text for text in warnings(case.summary, case.timeline, case.mask)]
+    if not_modelled:
+        sentences.append(f"Not modelled here: {'; '.join(not_modelled)}.")
+    content = {**cases[0].summary, "claims": sentences, "warnings": found}
+    if not alone:
+        content |= {"case": cases[0].name, "cases": {case.name: case.summary for case in cases}}
+    paths = [workdir / "summary.json"]
+    records.write_json(paths[0], {**environment, "title": title, **content})
+    count = sum(len(np.asarray(case.timeline.arrival)) for case in cases)
+    paths.append(records.write_jsonl(workdir / "results.jsonl", _rows(cases), count))
+    drawn = [*run_plots(cases), *plots_more]
+    paths += write_plots(workdir, drawn)
+    tables = [*case_tables(cases), *tables_more]
+    page = Page(
+        title, subtitle, headline(cases), sentences, found, drawn, tables, provenance, environment
+    )
+    write(workdir / "report.html", page)
+    return [*paths, workdir / "report.html"]
 
 
 def write_run(
@@ -108,53 +236,13 @@ def write_run(
     summary: Mapping[str, Any],
     *,
     kept: np.ndarray | None = None,
-    subtitle: str = "",
-    extra_summary: Mapping[str, Any] | None = None,
-    plots_more: Sequence[Plot] = (),
-    tables_more: Sequence[Table] = (),
-    warnings_more: Sequence[str] = (),
-    not_modelled: Sequence[str] = (),
-    provenance: Sequence[Mapping[str, Any]] = (),
     prefill_engines: int = 0,
     decode_engines: int = 0,
+    **more: Any,
 ) -> list[pathlib.Path]:
-    """Writes summary.json, results.jsonl(.gz), plots/*.png and report.html; returns their paths.
-
-    config.json is not written here: it must exist before the run starts (experiments' harness).
-    `extra_summary` adds keys to summary.json (for example NIC utilisation and GPU hours).
-
-    Raises:
-      records.WriteError: a file could not be written; the earlier ones are complete.
-    """
-    kept = np.ones(len(np.asarray(t.arrival)), bool) if kept is None else kept
-    environment = records.environment()
-    found = [*warnings_more, *warnings(summary, t, kept)]
-    sentences = claims(summary, not_modelled=not_modelled)
-    content = {**summary, **(extra_summary or {}), "claims": sentences, "warnings": found}
-    paths = [workdir / "summary.json"]
-    records.write_json(paths[0], {**environment, "title": title, **content})
-    count = len(np.asarray(t.arrival))
-    paths.append(records.write_jsonl(workdir / "results.jsonl", records.request_rows(t), count))
+    """`write_cases` of a single run; `more` are its keywords."""
     engines = {"prefill_engines": prefill_engines, "decode_engines": decode_engines}
-    drawn = [*run_plots(t, summary, kept, **engines), *plots_more]
-    paths += write_plots(workdir, drawn)
-    page = Page(
-        title,
-        subtitle,
-        headline(summary),
-        sentences,
-        found,
-        drawn,
-        [
-            Table("Latency", latency_rows(summary), "Nearest-rank percentiles, completed only."),
-            Table("Counts and rates", summary_rows(summary)),
-            *tables_more,
-        ],
-        provenance,
-        environment,
-    )
-    write(workdir / "report.html", page)
-    return [*paths, workdir / "report.html"]
+    return write_cases(workdir, title, [Case("", t, summary, kept, **engines)], **more)
 
 
 def write_plots(workdir: pathlib.Path, drawn: Sequence[Plot]) -> list[pathlib.Path]:

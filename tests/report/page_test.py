@@ -12,6 +12,7 @@ from deepinfer_jax import metrics
 from deepinfer_jax.report import claims, page, plots, records, style, write
 
 S = 10**9
+RATES = ("request_hit_fraction", "block_hit_fraction", "token_hit_fraction")
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
@@ -95,7 +96,10 @@ def test_every_file_is_there_and_whole(run):
     assert all(p.stat().st_size for p in paths)
     assert not [p for p in workdir.rglob("*") if p.name.endswith(".tmp")]
     written = json.loads((workdir / "summary.json").read_text())
-    assert written["ttft_s"]["p99"] == summary["ttft_s"]["p99"] and written["schema_version"] == 1
+    assert (
+        written["ttft_seconds"]["p99"] == summary["ttft_seconds"]["p99"]
+        and written["schema_version"] == 1
+    )
     assert len(records.read_jsonl(workdir / "results.jsonl")) == len(t.arrival)
     names = {p.name for p in (workdir / "plots").iterdir()}
     assert names == {"latency.png", "stages.png", "over_time.png", "hit_rates.png"}
@@ -113,12 +117,12 @@ def test_the_same_run_gives_the_same_bytes(run):
 def test_claims_carry_counts_intervals_and_limits(run):
     _, _, summary, _ = run
     text = " ".join(claims.claims(summary, not_modelled=["jitter"]))
-    low, high = summary["ttft_s"]["p99_interval"]
+    low, high = summary["ttft_seconds"]["p99_interval"]
     assert "500 requests arrived and 500 completed (100 %)" in text
     assert f"{low:.3g} s to {high:.3g} s" in text
     assert "50 % of the requests found some cached prefix" in text
     assert "19.2 % of the prompt tokens" in text  # 384 of 2000
-    assert f"{summary['goodput']['met']} of 500" in text
+    assert f"{summary['goodput_requests']} of 500" in text
 
 
 def test_a_short_run_admits_that_it_cannot_bound_its_tail():
@@ -154,7 +158,7 @@ def test_plots_take_nan_ties_and_several_runs():
     assert style.png(made)
     stages = {"match": 0.0, "decode": None}
     assert style.png(plots.stages({"a": stages, "b": stages}))
-    hits = {"requests": 0.9, "blocks": None, "tokens": 0.3}
+    hits = dict(zip(RATES, (0.9, None, 0.3), strict=True))
     assert style.png(plots.hit_rates({"a": hits, "b": hits}))
 
 
@@ -178,7 +182,7 @@ def test_the_drawn_curve_is_the_empirical_distribution():
 
 def test_plots_leave_matplotlibs_global_settings_alone():
     before = dict(matplotlib.rcParams)
-    style.svg(plots.hit_rates({"a": {"requests": 1.0, "blocks": 1.0, "tokens": 1.0}}), "x")
+    style.svg(plots.hit_rates({"a": dict.fromkeys(RATES, 1.0)}), "x")
     assert dict(matplotlib.rcParams) == before
 
 
