@@ -241,8 +241,10 @@ def write_run(
     **more: Any,
 ) -> list[pathlib.Path]:
     """`write_cases` of a single run; `more` are its keywords."""
-    engines = {"prefill_engines": prefill_engines, "decode_engines": decode_engines}
-    return write_cases(workdir, title, [Case("", t, summary, kept, **engines)], **more)
+    case = Case(
+        "", t, summary, kept, prefill_engines=prefill_engines, decode_engines=decode_engines
+    )
+    return write_cases(workdir, title, [case], **more)
 
 
 def write_plots(workdir: pathlib.Path, drawn: Sequence[Plot]) -> list[pathlib.Path]:

@@ -1,0 +1,109 @@
+"""What a run used: time in steps, GPU-hours, running slots, bytes on links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from deepinfer_jax.cost.steps import TICKS_PER_SECOND
+from deepinfer_jax.simulator.cluster import ClusterConfig, Mode
+from deepinfer_jax.simulator.trajectory import Trajectory
+
+IDLE, PREFILL, DECODE, MIXED = range(4)
+
+
+def _share(ticks: np.ndarray, engines: int, span: int) -> float | None:
+    return float(ticks.sum() / (engines * span)) if engines and span else None
+
+
+def usage(run: Trajectory, cluster: ClusterConfig, gpus: int) -> dict[str, Any]:
+    """Keys that summary.json holds besides `metrics.summarise`; the span is time zero to the end.
+
+    simulated_seconds; gpus, gpu_hours; busy_fraction: time in any step over all engines;
+    prefill_busy_fraction: prompt and mixed steps over the engines that take prompts;
+    decode_busy_fraction: decode and mixed steps over the engines that decode (a mixed step counts
+    in both); slot_fraction: running requests over the slots of the decoding engines;
+    fetched_bytes, state_fetched_bytes, handed_off_bytes; blocks_published, blocks_evicted.
+    """
+    span, modes = int(run.end), np.asarray(cluster.modes)
+    takes, decodes = modes != int(Mode.COMPLETION), modes != int(Mode.PROMPT)
+    t = run.requests
+    joined, first = np.asarray(t.decode_start), np.asarray(t.first_token)
+    began = np.where(joined >= 0, joined, first)
+    done = (np.asarray(t.finish) >= 0) & (began >= 0)
+    running = np.sum((np.asarray(t.finish) - began)[done])
+    slots = int(decodes.sum()) * cluster.ranks * cluster.slots
+    return {
+        "simulated_seconds": span / TICKS_PER_SECOND,
+        "gpus": gpus,
+        "gpu_hours": gpus * span / TICKS_PER_SECOND / 3600,
+        "busy_fraction": _share(run.busy, cluster.engines, span),
+        "prefill_busy_fraction": _share(run.busy[takes][:, [PREFILL, MIXED]], takes.sum(), span),
+        "decode_busy_fraction": _share(run.busy[decodes][:, [DECODE, MIXED]], decodes.sum(), span),
+        "slot_fraction": float(running / (slots * span)) if slots and span else None,
+        "fetched_bytes": int(run.fetched_bytes),
+        "state_fetched_bytes": int(run.swa_bytes),
+        "handed_off_bytes": int(run.handoff_bytes),
+        "blocks_published": int(run.blocks_published),
+        "blocks_evicted": int(run.blocks_evicted),
+    }
+
+
+def engine_rows(run: Trajectory, cluster: ClusterConfig) -> list[dict[str, Any]]:
+    """One row per engine: its steps and the share of the span it spent in each kind of step."""
+    span = max(int(run.end), 1)
+    t = run.requests
+    prompts = np.bincount(
+        np.asarray(t.prefill_engine)[np.asarray(t.first_token) >= 0], minlength=cluster.engines
+    )
+    rows = []
+    for engine, mode in enumerate(cluster.modes):
+        row = {"engine": str(engine), "mode": Mode(mode).name.lower(), "prompts": prompts[engine]}
+        row["steps"] = int(run.steps[engine, PREFILL:].sum())
+        for name, kind in (("prefill", PREFILL), ("decode", DECODE), ("mixed", MIXED)):
+            if run.busy[:, kind].any():
+                row[f"in {name} steps"] = f"{100 * run.busy[engine, kind] / span:.1f} %"
+        row["idle"] = f"{100 * (1 - run.busy[engine, PREFILL:].sum() / span):.1f} %"
+        rows.append(row)
+    return rows
+
+
+def spread_back(ticks: np.ndarray, width: float) -> np.ndarray:
+    """Busy ticks [B, M] with what exceeds a bin's width moved to the bins before it.
+
+    The simulator books a step where it ends. An engine's steps do not overlap, so more than a bin's
+    width at one end means that the work began in earlier bins. Totals are kept, except that the
+    first bin keeps what no earlier one can take.
+    """
+    out = np.array(ticks, np.float64)
+    for b in range(len(out) - 1, 0, -1):
+        over = np.maximum(out[b] - width, 0)
+        out[b] -= over
+        out[b - 1] += over
+    return out
+
+
+def busy_over_time(
+    run: Trajectory, cluster: ClusterConfig
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """({"prompt engines": share of time in steps [B], ...} by mode, bin edges [B + 1] in seconds).
+
+    The last bin also holds everything that ends after the span of the series, so it is spread over
+    the bins up to the end of the run first.
+    """
+    width, end = int(run.bin_ticks), int(run.end)
+    bins = max(len(run.busy_series), -(-end // width))
+    ticks = np.zeros((bins, cluster.engines))
+    ticks[: len(run.busy_series)] = run.busy_series
+    if bins > len(run.busy_series):
+        last = len(run.busy_series) - 1
+        ticks[last:] = ticks[last] / (bins - last)
+    ticks = spread_back(ticks, width)[: max(1, -(-end // width))]
+    modes = np.asarray(cluster.modes)
+    shares = {
+        f"{mode.name.lower()} engines": ticks[:, modes == mode].mean(axis=1) / width
+        for mode in Mode
+        if np.any(modes == mode)
+    }
+    return shares, np.arange(len(ticks) + 1) * width / TICKS_PER_SECOND

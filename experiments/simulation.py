@@ -1,0 +1,310 @@
+"""What `experiments.simulate` does: cases from a config, their runs, tables and the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import resource
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from ml_collections import config_dict
+
+from deepinfer_jax import metrics
+from deepinfer_jax.cost.capacity import decode_gpus, prefill_gpus
+from deepinfer_jax.report.page import Table
+from deepinfer_jax.report.table import latency_rows, quantity, summary_rows, table
+from deepinfer_jax.report.write import Case, comparison_rows, write_cases
+from deepinfer_jax.simulator.plain_config import choose, merged
+from deepinfer_jax.simulator.service import service
+from deepinfer_jax.simulator.simulate import prepare
+from deepinfer_jax.simulator.source import source
+from deepinfer_jax.simulator.traces import Trace
+from deepinfer_jax.simulator.translate import Translation, translate
+from deepinfer_jax.simulator.usage import busy_over_time, engine_rows, usage
+from deepinfer_jax.simulator.workload import Workload, workload
+from experiments import harness
+
+OF_THE_EXPERIMENT = (
+    "name",
+    "title",
+    "provenance",
+    "workload",
+    "cases",
+    "slo",
+    "warmup_seconds",
+    "capacity",
+)
+NOT_MODELLED = (
+    "network jitter",
+    "image encoding",
+    "failures and scaling",
+    "erasure-coded reads (a fetch is one transfer)",
+)
+
+QUICK_BELOW = 3000
+"""Requests below which compiling without optimisation, three times faster, ends sooner."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """One case ready to run."""
+
+    translation: Translation
+    trace: Trace
+    load: Workload
+    slo: metrics.Slo
+    warmup_seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One case that ran, and the tables that only it has."""
+
+    case: Case
+    facts: list[dict[str, str]]
+    engines: list[dict[str, Any]]
+
+
+def load_cases(
+    config: config_dict.ConfigDict, *, trace: str = "", requests: int = 0, seed: int = 0
+) -> dict[str, Prepared]:
+    """Every case of a config by name ("" for the only one).
+
+    Raises:
+      ValueError: the config or the trace needs mending.
+    """
+    plain = config.copy_and_resolve_references().to_dict()
+    changes = plain.get("cases") or {"": {}}
+    base = {key: value for key, value in plain.items() if key not in ("cases", "provenance")}
+    traces: dict[str, Trace] = {}
+    prepared = {}
+    for name, change in changes.items():
+        whole = merged(base, change)
+        of_service = {k: v for k, v in whole.items() if k not in OF_THE_EXPERIMENT}
+        wanted = _workload_values(whole, trace, requests)
+        if repr(wanted) not in traces:
+            traces[repr(wanted)] = source(wanted).trace(seed)
+        prepared[name.replace("_", " ")] = _prepared(
+            translate(service(of_service), seed), traces[repr(wanted)], whole
+        )
+    return prepared
+
+
+def _workload_values(whole: Mapping[str, Any], trace: str, requests: int) -> dict[str, Any]:
+    wanted = dict(whole.get("workload", {}))
+    if trace:  # a file of one's own comes as it is, except for the factors of a trace workload
+        keep = ("rate_factor", "input_factor", "output_factor", "on_invalid")
+        from_file = wanted.get("kind", "trace") == "trace"
+        wanted = {k: wanted[k] for k in keep if from_file and k in wanted}
+        wanted |= {"kind": "trace", "path": trace}
+    if requests:
+        wanted["requests"] = requests
+    return wanted
+
+
+def _prepared(made: Translation, trace: Trace, whole: Mapping[str, Any]) -> Prepared:
+    cluster = made.cluster
+    caching = cluster.cache_scope != "none"
+    load = workload(trace, cluster.block_tokens, cluster.reserve, caching)
+    names = ("ttft", "tpot", "e2e")
+    wanted = whole.get("slo") or {}
+    for name in wanted:
+        choose("slo", name, names)
+    slo = metrics.Slo(**{name: value for name, value in wanted.items() if value})
+    return Prepared(made, trace, load, slo, float(whole.get("warmup_seconds", 0.0)))
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """A line on a terminal's stderr that counts the seconds of work without steps to count."""
+    done, began = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not done.wait(0.5):
+            sys.stderr.write(f"\r\x1b[K{text}, {time.monotonic() - began:.0f} s")
+            sys.stderr.flush()
+
+    thread = threading.Thread(target=tick, daemon=True)
+    if sys.stderr.isatty():
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        if thread.is_alive():
+            thread.join()
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def run_case(one: Prepared, name: str) -> Result:
+    """Compiles and simulates one case."""
+    label = f" {name}" if name else ""
+    with waiting(f"compiling{label} for {len(one.trace):,} requests"):
+        quick = {"xla_backend_optimization_level": 0} if len(one.trace) < QUICK_BELOW else None
+        ready = prepare(one.translation.cluster, one.load, options=quick)
+    with waiting(f"simulating{label}"):
+        run, seconds = ready.run()
+    cluster = one.translation.cluster
+    t = run.requests
+    summary = metrics.summarise(
+        t,
+        slo=one.slo,
+        warmup_seconds=one.warmup_seconds,
+        block_tokens=cluster.block_tokens,
+    )
+    speed = {
+        "simulate_seconds": seconds,
+        "compile_seconds": ready.compile_seconds,
+        "simulated_requests_per_second": summary["requests"] / seconds,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    used = usage(run, cluster, one.translation.gpus)
+    kept = metrics.window(t, warmup_seconds=one.warmup_seconds)
+    modes = np.asarray(cluster.modes)
+    busy, edges = busy_over_time(run, cluster)
+    case = Case(
+        name,
+        t,
+        {**summary, **used, **speed, "left_out_rows": len(one.trace.rejected)},
+        kept,
+        busy,
+        edges,
+        prefill_engines=int(np.sum(modes != 1)),
+        decode_engines=int(np.sum(modes != 0)),
+    )
+    return Result(case, _facts(one, case.summary), engine_rows(run, cluster))
+
+
+def _facts(one: Prepared, s: Mapping[str, Any]) -> list[dict[str, str]]:
+    trace, made = one.trace, one.translation
+    hours = quantity(float(trace.arrival_seconds[-1] - trace.arrival_seconds[0]), "s")
+    error = made.cost_error
+    rows = [
+        ("requests", f"{len(trace):,} over {hours} from {pathlib.Path(trace.source).name}"),
+        ("rows left out of the trace", quantity(len(trace.rejected))),
+        ("mean input, output tokens", f"{trace.input_tokens.mean():,.0f}, "
+         f"{trace.output_tokens.mean():,.0f}"),
+        ("engines x ranks", f"{made.cluster.engines} x {made.cluster.ranks}"),
+        ("GPUs, GPU-hours", f"{s['gpus']:,}, {s['gpu_hours']:,.1f}"),
+        ("prefill, decode busy", f"{quantity(s['prefill_busy_fraction'], '%')}, "
+         f"{quantity(s['decode_busy_fraction'], '%')}"),
+        ("slots in use", quantity(s["slot_fraction"], "%")),
+        ("fetched, of it state", f"{quantity(s['fetched_bytes'] + s['state_fetched_bytes'], 'B')}, "
+         f"{quantity(s['state_fetched_bytes'], 'B')}"),
+        ("handed off", quantity(s["handed_off_bytes"], "B")),
+        ("compiled, simulated in", f"{quantity(s['compile_seconds'], 's')}, "
+         f"{quantity(s['simulate_seconds'], 's')}"),
+        ("simulated requests per second", quantity(s["simulated_requests_per_second"], "/s")),
+    ]  # fmt: skip
+    if made.kv_from_hbm:
+        rows.insert(5, ("KV blocks per rank, from HBM", f"{made.kv_from_hbm:,}"))
+    if error:
+        rows.insert(5, ("step cost against roofline", "median error "
+                    f"{quantity(error.prefill.median, '%')} prefill, "
+                    f"{quantity(error.decode.median, '%')} decode"))  # fmt: skip
+    return [{"what": what, "value": value} for what, value in rows]
+
+
+def capacity_rows(
+    wanted: Mapping[str, Any] | None, results: Sequence[Result]
+) -> list[dict[str, str]]:
+    """GPUs that the offered load needs at the speeds in `wanted`, by each case's token hits.
+
+    `wanted`: prefill_tokens_per_second_per_gpu, decode_tokens_per_second_per_gpu, utilisation.
+    """
+    if not wanted:
+        return []
+    rows = []
+    for result in results:
+        s, t = result.case.summary, result.case.timeline
+        arrival = np.asarray(t.arrival)
+        rate = (len(arrival) - 1) / max((arrival.max() - arrival.min()) / 1e9, 1e-9)
+        share, target = s["token_hit_fraction"] or 0.0, wanted["utilisation"]
+        prefill = prefill_gpus(
+            rate,
+            float(np.mean(t.input_tokens)),
+            share,
+            wanted["prefill_tokens_per_second_per_gpu"],
+            target,
+        )
+        decode = decode_gpus(
+            rate,
+            float(np.mean(np.asarray(t.output_tokens))),
+            wanted["decode_tokens_per_second_per_gpu"],
+            target,
+        )
+        rows.append(
+            {
+                "case": result.case.name or "run",
+                "requests/s offered": quantity(rate),
+                "tokens hit": quantity(share, "%"),
+                "prefill GPUs": quantity(prefill),
+                "decode GPUs": quantity(decode),
+            }
+        )
+    return rows
+
+
+def side_by_side(results: Sequence[Result]) -> list[dict[str, str]]:
+    """The facts of every case, one column each."""
+    if len(results) == 1:
+        return results[0].facts
+    each = [{row["what"]: row["value"] for row in result.facts} for result in results]
+    order = dict.fromkeys(what for facts in each for what in facts)
+    return [
+        {"what": what}
+        | {r.case.name: facts.get(what, "-") for r, facts in zip(results, each, strict=True)}
+        for what in order
+    ]
+
+
+def show(results: Sequence[Result], capacity: Sequence[Mapping[str, str]]) -> None:
+    """The tables, on the terminal."""
+    print(table(side_by_side(results), title="Run"), end="\n\n")
+    for result in results:
+        name = f", {result.case.name}" if result.case.name else ""
+        print(table(latency_rows(result.case.summary), title=f"Latency{name}"), end="\n\n")
+    cases = [result.case for result in results]
+    rows = summary_rows(cases[0].summary) if len(cases) == 1 else comparison_rows(cases)
+    print(table(rows, title="Counts and rates"))
+    for result in results:
+        name = f", {result.case.name}" if result.case.name else ""
+        print("\n" + table(result.engines[:16], title=f"Engines{name}"))
+        if len(result.engines) > 16:
+            print(f"... and {len(result.engines) - 16} more")
+    if capacity:
+        print("\n" + table(capacity, title="GPUs that the offered load needs"))
+
+
+def write_report(
+    run: harness.Run, results: Sequence[Result], capacity: Sequence[Mapping[str, str]]
+) -> pathlib.Path:
+    """All files of the run; returns the page's path."""
+    assert run.workdir is not None
+    tables = [Table("Run", side_by_side(results))]
+    tables += [
+        Table(f"Engines{': ' if r.case.name else ''}{r.case.name}", r.engines) for r in results
+    ]
+    if capacity:
+        note = (
+            "ceil(rate x tokens x (1 - hit) / (utilisation x speed)), the chapter, section 11.2.1, "
+            "with the offered rate, the measured token hits and the speeds of `capacity`."
+        )
+        tables.insert(0, Table("GPUs that the offered load needs", capacity, note))
+    paths = write_cases(
+        run.workdir,
+        run.config.title,
+        [result.case for result in results],
+        subtitle=run.config.get("subtitle", ""),
+        tables_more=tables,
+        not_modelled=NOT_MODELLED,
+        provenance=run.provenance,
+    )
+    return paths[-1]
