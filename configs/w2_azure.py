@@ -40,6 +40,7 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     config.prefill = {"batch_tokens": 8192.0, "chunk_multiple": 1.0}
     config.slo = {"ttft": 1.0, "tpot": 0.05}
     config.warmup_seconds = 0.0
+    config.compile = "quick" if arg else "optimised"
     dynamo = "NVIDIA Dynamo replay 1.4.2, defaults of its mock engine"
     polynomial = (
         "the polynomial model of the same, ms: 4.21e-7 n^2 + 1.518e-2 n + 16.5 per prompt step of n"

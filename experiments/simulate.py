@@ -14,7 +14,7 @@ it; they run one after the other and share one report. The first run of a shape 
 from absl import flags
 
 from experiments import harness
-from experiments.simulation import capacity_rows, load_cases, run_case, show, write_report
+from experiments.simulation import capacity_rows, load_cases, run_cases, show, write_report
 
 TRACE = flags.DEFINE_string("trace", "", "A trace file to use instead of the config's workload.")
 REQUESTS = flags.DEFINE_integer("requests", 0, "Take this many requests; 0: as the config says.", 0)
@@ -22,7 +22,7 @@ REQUESTS = flags.DEFINE_integer("requests", 0, "Take this many requests; 0: as t
 
 def main(run: harness.Run) -> None:
     cases = load_cases(run.config, trace=TRACE.value, requests=REQUESTS.value, seed=run.seed)
-    results = [run_case(case, label) for label, case in cases.items()]
+    results = run_cases(cases)
     capacity = capacity_rows(run.parameters.get("capacity"), results)
     show(results, capacity)
     if run.workdir:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import os
 import pathlib
 import resource
 import sys
@@ -20,9 +22,9 @@ from deepinfer_jax.cost.capacity import decode_gpus, prefill_gpus
 from deepinfer_jax.report.page import Table
 from deepinfer_jax.report.table import latency_rows, quantity, summary_rows, table
 from deepinfer_jax.report.write import Case, comparison_rows, write_cases
+from deepinfer_jax.simulator import simulate
 from deepinfer_jax.simulator.plain_config import choose, merged
 from deepinfer_jax.simulator.service import service
-from deepinfer_jax.simulator.simulate import prepare
 from deepinfer_jax.simulator.source import source
 from deepinfer_jax.simulator.traces import Trace
 from deepinfer_jax.simulator.translate import Translation, translate
@@ -39,6 +41,7 @@ OF_THE_EXPERIMENT = (
     "slo",
     "warmup_seconds",
     "capacity",
+    "compile",
 )
 NOT_MODELLED = (
     "network jitter",
@@ -47,8 +50,8 @@ NOT_MODELLED = (
     "erasure-coded reads (a fetch is one transfer)",
 )
 
-QUICK_BELOW = 3000
-"""Requests below which compiling without optimisation, three times faster, ends sooner."""
+COMPILE = ("quick", "optimised")
+"""quick: three times faster to compile, several times slower to run; the results are equal."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Prepared:
     load: Workload
     slo: metrics.Slo
     warmup_seconds: float
+    quick: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Result:
     """One case that ran, and the tables that only it has."""
 
     case: Case
+    trace: str
     facts: list[dict[str, str]]
     engines: list[dict[str, Any]]
 
@@ -117,7 +122,8 @@ def _prepared(made: Translation, trace: Trace, whole: Mapping[str, Any]) -> Prep
     for name in wanted:
         choose("slo", name, names)
     slo = metrics.Slo(**{name: value for name, value in wanted.items() if value})
-    return Prepared(made, trace, load, slo, float(whole.get("warmup_seconds", 0.0)))
+    quick = choose("compile", whole.get("compile", "optimised"), COMPILE) == "quick"
+    return Prepared(made, trace, load, slo, float(whole.get("warmup_seconds", 0.0)), quick)
 
 
 @contextmanager
@@ -143,14 +149,28 @@ def waiting(text: str) -> Iterator[None]:
             sys.stderr.flush()
 
 
-def run_case(one: Prepared, name: str) -> Result:
-    """Compiles and simulates one case."""
-    label = f" {name}" if name else ""
-    with waiting(f"compiling{label} for {len(one.trace):,} requests"):
-        quick = {"xla_backend_optimization_level": 0} if len(one.trace) < QUICK_BELOW else None
-        ready = prepare(one.translation.cluster, one.load, options=quick)
-    with waiting(f"simulating{label}"):
-        run, seconds = ready.run()
+def run_cases(cases: Mapping[str, Prepared]) -> list[Result]:
+    """Compiles all cases, side by side on the cores there are, then simulates each alone."""
+    most = max(len(one.trace) for one in cases.values())
+    with (
+        waiting(f"compiling {len(cases)} case(s) of up to {most:,} requests"),
+        concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        ready = list(pool.map(_compiled, cases.values()))
+    results = []
+    for (name, one), compiled in zip(cases.items(), ready, strict=True):
+        with waiting(f"simulating {name or len(one.trace)}"):
+            results.append(_result(name, one, compiled))
+    return results
+
+
+def _compiled(one: Prepared) -> simulate.Prepared:
+    options = {"xla_backend_optimization_level": 0} if one.quick else None
+    return simulate.prepare(one.translation.cluster, one.load, options=options)
+
+
+def _result(name: str, one: Prepared, ready: simulate.Prepared) -> Result:
+    run, seconds = ready.run()
     cluster = one.translation.cluster
     t = run.requests
     summary = metrics.summarise(
@@ -179,7 +199,12 @@ def run_case(one: Prepared, name: str) -> Result:
         prefill_engines=int(np.sum(modes != 1)),
         decode_engines=int(np.sum(modes != 0)),
     )
-    return Result(case, _facts(one, case.summary), engine_rows(run, cluster))
+    return Result(
+        case,
+        pathlib.Path(one.trace.source).name,
+        _facts(one, case.summary),
+        engine_rows(run, cluster),
+    )
 
 
 def _facts(one: Prepared, s: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -187,8 +212,8 @@ def _facts(one: Prepared, s: Mapping[str, Any]) -> list[dict[str, str]]:
     hours = quantity(float(trace.arrival_seconds[-1] - trace.arrival_seconds[0]), "s")
     error = made.cost_error
     rows = [
-        ("requests", f"{len(trace):,} over {hours} from {pathlib.Path(trace.source).name}"),
-        ("rows left out of the trace", quantity(len(trace.rejected))),
+        ("requests", f"{len(trace):,} over {hours}"),
+        ("rows left out", quantity(len(trace.rejected))),
         ("mean input, output tokens", f"{trace.input_tokens.mean():,.0f}, "
          f"{trace.output_tokens.mean():,.0f}"),
         ("engines x ranks", f"{made.cluster.engines} x {made.cluster.ranks}"),
@@ -206,9 +231,8 @@ def _facts(one: Prepared, s: Mapping[str, Any]) -> list[dict[str, str]]:
     if made.kv_from_hbm:
         rows.insert(5, ("KV blocks per rank, from HBM", f"{made.kv_from_hbm:,}"))
     if error:
-        rows.insert(5, ("step cost against roofline", "median error "
-                    f"{quantity(error.prefill.median, '%')} prefill, "
-                    f"{quantity(error.decode.median, '%')} decode"))  # fmt: skip
+        medians = f"{quantity(error.prefill.median, '%')}, {quantity(error.decode.median, '%')}"
+        rows.insert(5, ("error of prefill, decode steps", medians))
     return [{"what": what, "value": value} for what, value in rows]
 
 
@@ -267,7 +291,7 @@ def side_by_side(results: Sequence[Result]) -> list[dict[str, str]]:
 
 def show(results: Sequence[Result], capacity: Sequence[Mapping[str, str]]) -> None:
     """The tables, on the terminal."""
-    print(table(side_by_side(results), title="Run"), end="\n\n")
+    print(table(side_by_side(results), title=f"Run of {results[0].trace}"), end="\n\n")
     for result in results:
         name = f", {result.case.name}" if result.case.name else ""
         print(table(latency_rows(result.case.summary), title=f"Latency{name}"), end="\n\n")
@@ -288,7 +312,7 @@ def write_report(
 ) -> pathlib.Path:
     """All files of the run; returns the page's path."""
     assert run.workdir is not None
-    tables = [Table("Run", side_by_side(results))]
+    tables = [Table(f"Run of {results[0].trace}", side_by_side(results))]
     tables += [
         Table(f"Engines{': ' if r.case.name else ''}{r.case.name}", r.engines) for r in results
     ]

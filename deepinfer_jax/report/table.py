@@ -152,7 +152,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
             for reason, n in {**summary["rejected"], **summary["lost"]}.items()
         ),
         ("preempted or rerouted", quantity(summary["preempted"])),
-        ("window", f"{summary['window']['rule']}, {quantity(summary['window']['seconds'], 's')}"),
+        (f"window: {summary['window']['rule']}", quantity(summary["window"]["seconds"], "s")),
         ("completed per second", quantity(summary["requests_per_second"], "/s")),
         ("input tokens per second", quantity(summary["input_tokens_per_second"], "/s")),
         ("output tokens per second", quantity(summary["output_tokens_per_second"], "/s")),
@@ -163,7 +163,7 @@ def summary_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
     if summary["slo_seconds"]:
         rate = quantity(summary["goodput_per_second"], "/s")
         rows.append(
-            (f"goodput ({slo_text(summary)})", f"{rate}, {summary['goodput_requests']:,} requests")
+            (f"goodput ({slo_text(summary)})", f"{rate}, {summary['goodput_requests']:,} met")
         )
     return [{"what": name, "value": value} for name, value in rows]
 

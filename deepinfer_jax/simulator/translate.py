@@ -198,7 +198,7 @@ def _cluster(
         fetch_link=links.fetch_order,
         fetch_ticks=_ticks("links.fetch_seconds", links.fetch_seconds),
         fetch_femtoseconds_per_byte=_rate(service, hardware, "fetch") if shared else 0,
-        swa_femtoseconds_per_byte=_rate(service, hardware, "state") if cache.swa else 0,
+        swa_femtoseconds_per_byte=_rate(service, hardware, "state") if shared and cache.swa else 0,
         step_quota=_femtoseconds("prefill.step_quota_seconds", prefill.step_quota_seconds),
         batch_tokens=_count("prefill.batch_tokens", prefill.batch_tokens),
         batch_requests=_count("prefill.batch_requests", prefill.batch_requests),

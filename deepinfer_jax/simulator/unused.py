@@ -23,8 +23,8 @@ def unused(service: ServiceConfig) -> Iterator[str]:
         ("cache", swa & set(names(s.cache)), s.cache.swa, "cache.swa is off: turn it on"),
         ("links", _links("fetch") & set(names(s.links)), s.cache.scope == "shared",
          f"cache.scope={s.cache.scope!r} never fetches: choose 'shared', or leave it out"),
-        ("links", _links("state") & set(names(s.links)), s.cache.swa,
-         "cache.swa is off: turn it on"),
+        ("links", _links("state") & set(names(s.links)), s.cache.swa and s.cache.scope == "shared",
+         "no sliding-window state moves: use cache.scope='shared' and cache.swa=True"),
         ("links", _links("handoff") & set(names(s.links)), e.prompt > 0,
          "there is no prompt engine to hand anything over: add one, or leave it out"),
         ("tiers", set(names(s.tiers)), s.policy.prefill == "pull" or own_policy,
@@ -46,8 +46,9 @@ def unused(service: ServiceConfig) -> Iterator[str]:
             value = getattr(getattr(s, section), first)
             yield f"{section}.{first}={value!r} is set, but {remedy}"
     roofline = isinstance(s.cost, RooflineCost)
-    links_from = [s.cache.scope == "shared" and s.links.fetch_bytes_per_second is None]
-    links_from += [s.cache.swa and s.links.state_bytes_per_second is None]
+    shared = s.cache.scope == "shared"
+    links_from = [shared and s.links.fetch_bytes_per_second is None]
+    links_from += [shared and s.cache.swa and s.links.state_bytes_per_second is None]
     links_from += [e.prompt > 0 and s.links.handoff_bytes_per_second is None]
     if s.hardware and not (roofline or s.memory.kv == "hbm" or any(links_from)):
         yield (
