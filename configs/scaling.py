@@ -7,9 +7,9 @@ transfer at a time, prompt and completion engines of eight ranks, KV limits and 
     python -m experiments.simulate --config=configs/scaling.py --requests=100000 --workdir=runs/1e5
     python -m experiments.benchmark_simulator --scaling
 
-About two minutes of compilation, then some 100 to 200 microseconds per request. Expect engines at
-work most of the time without a growing queue, about 0.4 of the prompt tokens from the cache, and
-about equal simulated requests per second at every size. `:smoke` takes 500 requests.
+Under a minute of compilation, then some 100 to 200 microseconds per request. Expect engines at work
+most of the time without a growing queue, a fifth of the prompt tokens from the cache, and about
+equal simulated requests per second at every size. `:smoke` takes 500 requests.
 """
 
 from ml_collections import config_dict

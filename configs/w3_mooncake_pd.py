@@ -6,10 +6,10 @@ comparison in experiments/benchmark_simulator.
 
     python -m experiments.simulate --config=configs/w3_mooncake_pd.py --workdir=runs/w3
 
-One to two minutes, nearly all of it compilation. Expect prompt instances busy about half of the
-time, TTFT of about half a second with a tail of several seconds (the longest prompts alone compute
-that long), and token hits below the 0.37 that a boundless shared cache would give: each instance
-keeps a million tokens and sees its own share of the requests only. `:smoke` takes the first 400.
+A minute, nearly all of it compilation. Expect prompt instances busy a quarter of the time, a median
+TTFT of a third of a second with a tail of several (the longest prompts alone compute that long),
+and 0.17 of the tokens from caches, not the 0.37 of a boundless shared one: each instance keeps a
+million tokens and sees its own share of the requests only. `:smoke` takes the first 400 requests.
 """
 
 from ml_collections import config_dict

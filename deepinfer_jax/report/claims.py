@@ -27,6 +27,29 @@ def claims(summary: Mapping[str, Any], *, not_modelled: Sequence[str] = ()) -> l
     return [sentence for sentence in sentences if sentence]
 
 
+def comparison(summaries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """One sentence per run, for runs that share a page: {name: `metrics.summarise`}."""
+    sentences = []
+    for name, s in summaries.items():
+        text = f"{name}: {s['completed']:,} of {s['requests']:,} requests completed"
+        if s["ttft_seconds"]["count"]:
+            text += (
+                f"; TTFT {quantity(s['ttft_seconds']['p50'], 's')} in the median and "
+                f"{quantity(s['ttft_seconds']['p99'], 's')} at p99"
+            )
+        if s["tpot_seconds"]["count"]:
+            text += f", TPOT {quantity(s['tpot_seconds']['p50'], 's')} in the median"
+        if s["request_hit_fraction"]:
+            text += (
+                f"; {quantity(s['request_hit_fraction'], '%')} of the requests hit a prefix, "
+                f"{quantity(s['token_hit_fraction'], '%')} of the tokens were not recomputed"
+            )
+        if s["goodput_fraction"] is not None:
+            text += f"; {quantity(s['goodput_fraction'], '%')} met {slo_text(s, ' and ')}"
+        sentences.append(text + ".")
+    return sentences
+
+
 def _books(books: Mapping[str, Any]) -> str:
     total, done = books["requests"], books["completed"]
     if not total:

@@ -94,7 +94,10 @@ def atomic(path: pathlib.Path) -> Iterator[IO[bytes]]:
 
 
 def plain(value: Any) -> Any:
-    """`value` with numpy scalars, arrays, tuples and dataclasses as JSON types; NaN is None."""
+    """`value` with numpy scalars, arrays, tuples and dataclasses as JSON types.
+
+    NaN is None; infinity, which a config uses for no limit, is the text "inf".
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain(dataclasses.asdict(value))
     if isinstance(value, Mapping):
@@ -106,7 +109,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return plain(value.item())
     if isinstance(value, float) and not math.isfinite(value):
-        return None
+        return None if math.isnan(value) else str(value)
     if value is None or isinstance(value, (str, int, float)):
         return value
     return str(value)

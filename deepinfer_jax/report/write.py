@@ -12,7 +12,7 @@ import numpy as np
 
 from deepinfer_jax import metrics
 from deepinfer_jax.report import plots, records, style
-from deepinfer_jax.report.claims import claims, warnings
+from deepinfer_jax.report.claims import claims, comparison, warnings
 from deepinfer_jax.report.page import Page, Plot, Table, write
 from deepinfer_jax.report.series import series
 from deepinfer_jax.report.table import latency_rows, quantity, summary_rows
@@ -181,6 +181,17 @@ def _rows(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
             yield row if len(cases) == 1 else {"case": case.name, **row}
 
 
+def _warnings(cases: Sequence[Case]) -> list[str]:
+    """What holds for every case once, and the rest with the names of the cases it holds for."""
+    names: dict[str, list[str]] = {}
+    for case in cases:
+        for text in warnings(case.summary, case.timeline, case.mask):
+            names.setdefault(text, []).append(case.name)
+    return [
+        text if len(of) == len(cases) else f"{', '.join(of)}: {text}" for text, of in names.items()
+    ]
+
+
 def write_cases(
     workdir: pathlib.Path,
     title: str,
@@ -205,16 +216,14 @@ def write_cases(
     """
     alone = len(cases) == 1
     environment = records.environment()
-    found, sentences = list(warnings_more), list(claims_more)
-    for case in cases:
-        before = "" if alone else f"{case.name}: "
-        sentences += [before + text for text in claims(case.summary)]
-        found += [before + text for text in warnings(case.summary, case.timeline, case.mask)]
+    told = {case.name: case.summary for case in cases}
+    sentences = [*claims_more, *(claims(cases[0].summary) if alone else comparison(told))]
+    found = [*warnings_more, *_warnings(cases)]
     if not_modelled:
         sentences.append(f"Not modelled here: {'; '.join(not_modelled)}.")
     content = {**cases[0].summary, "claims": sentences, "warnings": found}
     if not alone:
-        content |= {"case": cases[0].name, "cases": {case.name: case.summary for case in cases}}
+        content |= {"case": cases[0].name, "cases": told}
     paths = [workdir / "summary.json"]
     records.write_json(paths[0], {**environment, "title": title, **content})
     count = sum(len(np.asarray(case.timeline.arrival)) for case in cases)

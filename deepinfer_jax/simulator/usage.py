@@ -101,8 +101,10 @@ def busy_over_time(
         ticks[last:] = ticks[last] / (bins - last)
     ticks = spread_back(ticks, width)[: max(1, -(-end // width))]
     modes = np.asarray(cluster.modes)
+    # The last bin ends with the run.
+    covered = np.maximum(np.minimum(end - np.arange(len(ticks)) * width, width), 1)
     shares = {
-        f"{mode.name.lower()} engines": ticks[:, modes == mode].mean(axis=1) / width
+        f"{mode.name.lower()} engines": ticks[:, modes == mode].mean(axis=1) / covered
         for mode in Mode
         if np.any(modes == mode)
     }
