@@ -11,10 +11,11 @@ cache-aware routing. The peer is Dynamo's offline replay 1.4.2 (Rust, Apache-2.0
     dynamo-venv/bin/pip install --no-deps ai-dynamo==1.4.2 ai-dynamo-runtime==1.4.2
 
 Loop seconds are each program's own: the run of the simulation, without reading the trace and, for
-ours, without compilation; `process s` is everything from start to exit. Both simulate the same
+ours, without compilation (of which the first repeat's is kept on disk for the others);
+`process s` is the whole process at its quickest, so with that disk cache. Both simulate the same
 requests under their own cost models, so TTFT and TPOT are shown to be read, not to be equal.
 The script records and never judges: benchmark.json holds every repeat and every failure. About
-two minutes for three repeats of both workloads.
+three minutes for three repeats of both workloads.
 """
 
 import json
@@ -39,14 +40,14 @@ WORKLOADS = {  # name: (our config, trace file, the peer's arguments)
     "w2": ("configs/w2_azure.py", "azure_llm_2023_conv.csv.gz", ("--workers=8",)),
     "w3": ("configs/w3_mooncake_pd.py", "mooncake_conversation_trace.jsonl.gz", SPLIT),
 }
-SCALES = (10_000, 100_000, 1_000_000)
 
 _TRACES = flags.DEFINE_string("traces", "configs/traces", "Folder of the trace files.")
 _PEER_PYTHON = flags.DEFINE_string("peer_python", sys.executable, "Interpreter with the peer.")
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Runs of each simulator, alternating.", 1)
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "Which of w2, w3 to run.")
 _WORKDIR = flags.DEFINE_string("workdir", "/tmp/benchmark_simulator", "Where records go.")
-_SCALING = flags.DEFINE_bool("scaling", False, "Time ours on 1e4, 1e5 and 1e6 requests instead.")
+_SCALING = flags.DEFINE_bool("scaling", False, "Time ours on growing numbers of requests instead.")
+_SCALES = flags.DEFINE_list("scales", ["1e4", "1e5", "1e6"], "Requests of the scaling runs.")
 
 
 def record(run: Run, measured: dict) -> dict:
@@ -61,15 +62,37 @@ def record(run: Run, measured: dict) -> dict:
     return {**measured, **outside}
 
 
-def run_ours(config: str, overrides: Sequence[str]) -> dict:
-    """One run of experiments.simulate on one core, from its summary.json."""
+def ours(summary: dict) -> dict:
+    """A summary.json of experiments.simulate under the names of this benchmark."""
+    return {
+        "simulator": "ours",
+        "requests": summary["requests"],
+        "completed": summary["completed"],
+        "loop_seconds": summary["simulate_seconds"],
+        "compile_seconds": summary["compile_seconds"],
+        "requests_per_second": summary["simulated_requests_per_second"],
+        "simulated_seconds": summary["window"]["seconds"],
+        "mean_ttft_seconds": summary["ttft_seconds"]["mean"],
+        "p99_ttft_seconds": summary["ttft_seconds"]["p99"],
+        "mean_tpot_seconds": summary["tpot_seconds"]["mean"],
+        "mean_e2e_seconds": summary["e2e_seconds"]["mean"],
+        "token_hit_ratio": summary["token_hit_fraction"],
+    }
+
+
+def run_ours(config: str, overrides: Sequence[str], cache: str) -> dict:
+    """One run of experiments.simulate on one core, from its summary.json.
+
+    Repeats find the first one's compilation in the folder `cache`.
+    """
+    environment = {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "experiments.simulate"]
         command += [f"--config={config}", f"--workdir={folder}", *overrides]
-        run = run_pinned(command, {"JAX_PLATFORMS": "cpu"})
+        run = run_pinned(command, environment)
         summary = pathlib.Path(folder, "summary.json")
-        measured = json.loads(summary.read_text()) if summary.exists() else {}
-    return record(run, {**measured, "loop_seconds": measured.get("simulate_seconds")})
+        measured = ours(json.loads(summary.read_text())) if summary.exists() else {}
+    return record(run, measured)
 
 
 def run_peer(trace: pathlib.Path, arguments: Sequence[str]) -> dict:
@@ -152,7 +175,7 @@ def print_rows(rows: Sequence[dict]) -> None:
         print(outcome_line(this))
 
 
-def compare() -> list[dict]:
+def compare(cache: str) -> list[dict]:
     """Both simulators on each workload, alternating, so that a busy machine slows both."""
     has_peer = not run_pinned([_PEER_PYTHON.value, "-c", "import dynamo.replay"]).returncode
     if not has_peer:
@@ -161,22 +184,50 @@ def compare() -> list[dict]:
     for name in _WORKLOADS.value:
         config, file, arguments = WORKLOADS[name]
         trace = pathlib.Path(_TRACES.value, file)
-        ours, peer = [], []
+        mine, peer = [], []
         for _ in range(_REPEATS.value):
             if has_peer:
                 peer.append(run_peer(trace, arguments))
-            ours.append(run_ours(config, ()))
+            mine.append(run_ours(config, (), cache))
         rows += [row(name, "dynamo", peer)] if has_peer else []
-        rows.append(row(name, "ours", ours))
+        rows.append(row(name, "ours", mine))
     return rows
 
 
-def scale() -> list[dict]:
+def scale(cache: str) -> list[dict]:
     """Ours on growing synthetic workloads: seconds per request ought to stay flat."""
-    return [
-        row(f"{count:.0e}", "ours", [run_ours("configs/scaling.py", [f"--requests={count}"])])
-        for count in SCALES
-    ]
+    counts = [int(float(count)) for count in _SCALES.value]
+    rows = []
+    for count in counts:
+        overrides = [f"--requests={count}"]
+        repeats = range(_REPEATS.value)
+        runs = [run_ours("configs/scaling.py", overrides, cache) for _ in repeats]
+        rows.append(row(f"{count:,}", "ours", runs))
+    return rows
+
+
+def print_scaling(rows: Sequence[dict]) -> None:
+    """Cost per request and memory by the number of requests."""
+    print(
+        f"{'requests':>10}{'loop s min':>12}{'median':>9}{'us/request':>12}{'compile s':>11}"
+        f"{'peak MiB':>10}"
+    )
+    costs = []
+    for this in rows:
+        if this["loop_seconds_min"] is None:
+            print(f"{this['workload']:>10}  " + speed_line(this, None))
+            continue
+        costs.append(this["loop_seconds_min"] / this["completed"])
+        print(
+            f"{this['workload']:>10}"
+            + cell(this["loop_seconds_min"], 12, 3)
+            + cell(this["loop_seconds_median"], 9, 3)
+            + cell(costs[-1], 12, 2, 1e6)
+            + cell(this["runs"][0].get("compile_seconds"), 11, 1)
+            + cell(this["process_peak_mib"], 10, 0)
+        )
+    if len(costs) > 1:
+        print(f"cost per request: the largest is {max(costs) / min(costs):.2f} times the smallest")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -185,15 +236,19 @@ def main(argv: Sequence[str]) -> None:
     if unknown := set(_WORKLOADS.value) - set(WORKLOADS):
         raise app.UsageError(f"--workloads={unknown}: choose from {', '.join(WORKLOADS)}")
     load = os.getloadavg()[0]
-    rows = scale() if _SCALING.value else compare()
-    print_rows(rows)
+    with tempfile.TemporaryDirectory() as cache:
+        rows = scale(cache) if _SCALING.value else compare(cache)
+    (print_scaling if _SCALING.value else print_rows)(rows)
+    end = os.getloadavg()[0]
     print(
-        f"\nLoad average at the start: {load:.2f} on {os.cpu_count()} cores. Ratios come from one "
-        "alternating run;\nonly they, not the seconds, carry over to another machine."
+        f"\nLoad average {load:.2f} at the start and {end:.2f} at the end, on {os.cpu_count()} "
+        "cores. Ratios come from one\nalternating run; only they, not the seconds, carry over to "
+        "another machine."
     )
     target = pathlib.Path(_WORKDIR.value, "benchmark.json")
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps({"schema": 1, "load_average": load, "rows": rows}, indent=1))
+    content = {"schema": 1, "load_average": load, "load_average_end": end, "rows": rows}
+    target.write_text(json.dumps(content, indent=1) + "\n")
     print(f"wrote {target}")
 
 
