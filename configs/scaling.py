@@ -7,9 +7,9 @@ transfer at a time, prompt and completion engines of eight ranks, KV limits and 
     python -m experiments.simulate --config=configs/scaling.py --requests=100000 --workdir=runs/1e5
     python -m experiments.benchmark_simulator --scaling
 
-Under a minute of compilation, then some 100 to 200 microseconds per request. Expect engines at work
-most of the time without a growing queue, a fifth of the prompt tokens from the cache, and about
-equal simulated requests per second at every size. `:smoke` takes 500 requests.
+About a minute of compilation, then some 80 microseconds per request. Expect prompt engines at work
+three quarters of the time without a growing queue, a fifth of the prompt tokens from the cache, and
+about equal simulated requests per second at every size. `:smoke` takes 500 requests.
 """
 
 from ml_collections import config_dict
@@ -24,7 +24,7 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     config.workload = {
         "kind": "synthetic",
         "requests": 500 if arg else 10_000,
-        "rate": 20.0,
+        "rate": 30.0,
         "arrivals": "poisson",
         "input_median": 3000.0,
         "input_sigma": 1.2,
@@ -37,8 +37,8 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
         "group_skew": 0.8,
     }
     config.model = "v41_flash"
-    config.hardware = "H800"
-    config.engines = {"prompt": 4, "completion": 2, "ranks": 16, "slots": 64}
+    config.hardware = "B200"
+    config.engines = {"prompt": 4, "completion": 2, "ranks": 8, "slots": 64}
     config.cost = {
         "kind": "roofline",
         "compute_efficiency": 0.5,
@@ -75,7 +75,7 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     config.compile = "quick" if arg else "optimised"
     config.provenance = (
         ("model", "released", "DeepInfer configuration of V4.1-Flash"),
-        ("hardware", "separate", "NVIDIA H800, see cost/hardware.py"),
+        ("hardware", "separate", "NVIDIA B200, see cost/hardware.py"),
         ("cost.*", "assumed", "half of every peak"),
         ("cache.swa_ttl_seconds", "inferred", "states live minutes in host memory"),
         ("cache.swa", "documented", "the chapter, section 11.3"),
