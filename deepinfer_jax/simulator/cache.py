@@ -151,7 +151,10 @@ def publish(c: Cluster, state: State, cache: Array, leaf: Array) -> State:
         held, length = get(present, cache, node), get(ends, node) - get(starts, node)
         if c.shape.bounded_cache:
             newer, older = when(
-                held > 0, lambda ring: _unlink(*ring, cache, node), (newer, older), c.zero
+                held > 0,
+                lambda ring: _unlink(ring[0], ring[1], cache, node),
+                (newer, older),
+                c.zero,
             )
             newer, older = _append(newer, older, cache, node)
         present = put(present, length, cache, node)
@@ -189,7 +192,7 @@ def _evict(c: Cluster, state: State, cache: Array) -> State:
         following = get(newer, cache, node)
         present = put(present, held - cut, cache, node)
         newer, older = when(
-            cut == held, lambda ring: _unlink(*ring, cache, node), (newer, older), c.zero
+            cut == held, lambda ring: _unlink(ring[0], ring[1], cache, node), (newer, older), c.zero
         )
         return present, newer, older, pins, used - cut, following
 

@@ -48,7 +48,7 @@ def _engines(c: ClusterConfig):  # type: ignore[no-untyped-def]
     if c.kv_blocks is not None and c.kv_blocks < 1:
         yield f"kv_blocks={c.kv_blocks}: must be positive; use None for no limit"
     if c.nextn and len(c.acceptance) < c.nextn:
-        yield f"acceptance has {len(c.acceptance)} positions for nextn={c.nextn}; give one conditional probability each"
+        yield f"acceptance has {len(c.acceptance)} positions for nextn={c.nextn}; give one probability each"
     if any(not 0 <= a <= 1 for a in c.acceptance):
         yield f"acceptance={c.acceptance}: conditional probabilities must lie in [0, 1]"
 
@@ -106,6 +106,9 @@ def _steps(c: ClusterConfig):  # type: ignore[no-untyped-def]
         float(cost.decode_exchange_base) + float(cost.decode_exchange_row) * c.slots * c.ranks
     )
     if longest > LONGEST_STEP_SECONDS * 1e15:
-        yield f"a decode step of {c.slots} rows lasts {longest / 1e15:.3g} s; the clock holds {LONGEST_STEP_SECONDS} s: use smaller units"
+        yield (
+            f"a decode step of {c.slots} rows lasts {longest / 1e15:.3g} s; "
+            f"the clock holds {LONGEST_STEP_SECONDS} s: use smaller units"
+        )
     if min(float(x) for form in cost.decode_forms for x in form) < 0:
         yield f"decode_forms={cost.decode_forms}: coefficients must not be negative"

@@ -21,7 +21,8 @@ def get(array: Array, *index: Array) -> Array:
     index = tuple(jnp.asarray(i, jnp.int32) for i in index)
     rest = array.shape[len(index) :]
     starts = index + (jnp.int32(0),) * len(rest)
-    block = lax.dynamic_slice(array, starts, (1,) * len(index) + rest)
+    sizes = (1,) * len(index) + rest
+    block = lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
     return block.reshape(rest)
 
 
@@ -30,7 +31,8 @@ def put(array: Array, value: Array, *index: Array) -> Array:
     index = tuple(jnp.asarray(i, jnp.int32) for i in index)
     rest = array.shape[len(index) :]
     block = jnp.asarray(value, array.dtype).reshape((1,) * len(index) + rest)
-    return lax.dynamic_update_slice(array, block, index + (jnp.int32(0),) * len(rest))
+    starts = index + (jnp.int32(0),) * len(rest)
+    return lax.dynamic_update_slice(array, block, starts, allow_negative_indices=False)
 
 
 def add(array: Array, value: Array, *index: Array) -> Array:

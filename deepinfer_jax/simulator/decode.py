@@ -169,8 +169,8 @@ def _recompute(c: Cluster, state: State, engine: Array, rank: Array, request: Ar
     head = get(state.fifo_head, rank)
     following, fifo_head, fifo_tail = either(
         get(state.admitted, head),
-        lambda lane: push_second(*lane, rank, request),
-        lambda lane: push_front(*lane, rank, request),
+        lambda x: push_second(x[0], x[1], x[2], rank, request),
+        lambda x: push_front(x[0], x[1], x[2], rank, request),
         (state.following, state.fifo_head, state.fifo_tail),
         c.zero,
     )

@@ -74,7 +74,7 @@ def _start_chunks(
     subs = jnp.max(decode_times + times * SUBS_PER_FEMTOSECOND)
     subs = subs + exchange * SUBS_PER_FEMTOSECOND + decode_exchange(c, state, engine)
     mixed_end = advance_subs(tick, remainder, subs)
-    end = tuple(jnp.where(mixed, x, y) for x, y in zip(mixed_end, end, strict=True))
+    end = jnp.where(mixed, mixed_end[0], end[0]), jnp.where(mixed, mixed_end[1], end[1])
     kind = jnp.where(mixed, MIXED_STEP, PREFILL)
     return start_step(state, engine, kind, end, mixed.astype(jnp.int64))
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Literal, primitives
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, primitives
 
 Array = Any
 
@@ -139,12 +139,40 @@ def while_loop(
     leaves, tree = jax.tree.flatten(init)
     leaves = [jnp.asarray(x) for x in leaves]
     step = jax.make_jaxpr(lambda *x: jax.tree.leaves(body(jax.tree.unflatten(tree, x))))(*leaves)
+    ask = jax.make_jaxpr(lambda *x: condition(jax.tree.unflatten(tree, x)))(*leaves)
+    touched = _touched(step.jaxpr) | _touched(ask.jaxpr, outputs=False)
+    active = [i for i in range(len(leaves)) if i in touched]
+
+    def whole(carry: list[Array]) -> list[Array]:
+        full = list(leaves)
+        for i, x in zip(active, carry, strict=True):
+            full[i] = x
+        return full
+
+    def turn(carry: list[Array]) -> list[Array]:
+        after = _evaluate(step, whole(carry), zero)
+        return [after[i] for i in active]
+
     done = lax.while_loop(
-        lambda carry: condition(jax.tree.unflatten(tree, carry)),
-        lambda carry: _evaluate(step, carry, zero),
-        leaves,
+        lambda carry: jaxpr_as_fun(ask)(*whole(carry))[0], turn, [leaves[i] for i in active]
     )
-    return jax.tree.unflatten(tree, done)
+    return jax.tree.unflatten(tree, whole(done))
+
+
+def _touched(jaxpr: Any, outputs: bool = True) -> set[int]:
+    """Positions of inputs that are read, or whose output differs from them."""
+    inputs = {variable: i for i, variable in enumerate(jaxpr.invars)}
+    used = {
+        inputs[v]
+        for e in jaxpr.eqns
+        for v in e.invars
+        if not isinstance(v, Literal) and v in inputs
+    }
+    if not outputs:
+        return used
+    moved = {i for i, v in enumerate(jaxpr.outvars) if v is not jaxpr.invars[i]}
+    sources = [jaxpr.outvars[i] for i in moved]
+    return used | moved | {inputs[v] for v in sources if not isinstance(v, Literal) and v in inputs}
 
 
 def fori_loop(upper: int, body: Callable[[Array, Any], Any], init: Any, zero: Array) -> Any:

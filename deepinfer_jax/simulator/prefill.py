@@ -1,4 +1,4 @@
-"""Prefill: the rank FIFOs, quota-limited batches and chunks, and what a finished prompt sets off (`SEMANTICS.md` 6)."""
+"""Prefill: rank FIFOs, quota-limited batches and chunks, the end of a prompt (`SEMANTICS.md` 6)."""
 
 from __future__ import annotations
 

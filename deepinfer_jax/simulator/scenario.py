@@ -198,7 +198,7 @@ def _numbers(
     cluster: ClusterConfig, workload: Workload, exact: bool, horizon_ticks: int | None
 ) -> Scenario:
     horizon = horizon_ticks or 2 * int(workload.arrival[-1]) + 10**9
-    values = dict(
+    values: dict[str, Any] = dict(  # noqa: C408 (field names read better as keywords)
         modes=np.asarray(cluster.modes, np.int64),
         cost=cluster.cost,
         kv_blocks=cluster.kv_blocks or 0,
@@ -215,15 +215,16 @@ def _numbers(
     for field in dataclasses.fields(Scenario):
         if field.name not in values:
             values[field.name] = np.asarray(getattr(cluster, field.name))
-    for name, value in values.items():
-        if name in ("cost", "policy"):
-            values[name] = jax.tree.map(lambda x: _number(x, name == "cost" and not exact), value)
-        else:
-            values[name] = _number(value, name in TIMES and not exact)
-    values["cost"] = dataclasses.replace(
-        values["cost"], decode_forms=_number(cluster.cost.decode_forms, not exact)
+    cost, policy = values.pop("cost"), values.pop("policy")
+    forms = _number(cost.decode_forms, not exact)
+    cost = dataclasses.replace(cost, decode_forms=0)
+    cost = jax.tree.map(lambda x: _number(x, not exact), cost)
+    numbers = {name: _number(value, name in TIMES and not exact) for name, value in values.items()}
+    return Scenario(
+        cost=dataclasses.replace(cost, decode_forms=forms),
+        policy=jax.tree.map(lambda x: _number(x, False), policy),
+        **numbers,
     )
-    return Scenario(**values)
 
 
 def _number(value: Any, as_time: bool) -> np.ndarray:

@@ -124,7 +124,7 @@ def sweep(
     """
     with jax.enable_x64(True):
         shared = isinstance(workloads, Workload)
-        each = [workloads] * len(clusters) if shared else list(workloads)  # type: ignore[list-item]
+        each: list[Any] = [workloads] * len(clusters) if shared else list(workloads)  # type: ignore
         parts = [split(cluster, load) for cluster, load in zip(clusters, each, strict=True)]
         shape = _one_shape([shape for shape, _ in parts])
         scenarios = jax.tree.map(lambda *x: np.stack(x), *[scenario for _, scenario in parts])

@@ -164,7 +164,9 @@ def initial_state(shape: Shape, scenario: Scenario) -> State:
     }
     tiers = jnp.asarray(scenario.tier_engines)
     takers = jnp.asarray(scenario.modes) != 1
-    counts = jnp.zeros(shape.tiers, jnp.int64).at[tiers].add(takers.astype(jnp.int64))
+    # [M, T] membership instead of a scatter, which XLA:CPU cannot emit unfused.
+    member = takers[:, None] & (tiers[:, None] == jnp.arange(shape.tiers))
+    counts = jnp.sum(member, axis=0)
     return State(
         now=ticks(),
         arrivals=ints(),

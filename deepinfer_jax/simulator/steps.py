@@ -42,7 +42,7 @@ def set_engine_row(c: Cluster, per_rank: Array, row: Array, engine: Array) -> Ar
 
 
 def start_step(
-    state: State, engine: Array, kind: int, end: tuple[Array, Array], decode_steps: Array
+    state: State, engine: Array, kind: Array | int, end: tuple[Array, Array], decode_steps: Array
 ) -> State:
     """`engine` begins a step (or run) at its clock that ends at clock `end`."""
     return state.replace(

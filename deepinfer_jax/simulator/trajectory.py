@@ -14,7 +14,7 @@ from deepinfer_jax.simulator.cluster import Status
 from deepinfer_jax.simulator.scenario import Shape
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.workload import Workload
-from deepinfer_jax.timeline import RequestTimeline
+from deepinfer_jax.timeline import EVENTS, RequestTimeline
 
 STATUSES = (
     "completed",
@@ -54,11 +54,7 @@ class Trajectory:
 def trajectory(shape: Shape, workload: Workload, state: State) -> Trajectory:
     """Reads a final state; pure, so that sweeps can reduce it inside the compiled program."""
     per_request = {
-        name: getattr(state, name)[:-1]
-        for name in (
-            "matched pulled fetched prefill_start first_token handed_off decode_start finish "
-            "preemptions emitted"
-        ).split()
+        name: getattr(state, name)[:-1] for name in (*EVENTS[1:], "preemptions", "emitted")
     }
     emitted = per_request.pop("emitted")
     status = state.status[:-1]
