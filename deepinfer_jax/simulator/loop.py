@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from deepinfer_jax.simulator import cache, formation, handoff, placement, prefill
@@ -23,6 +24,7 @@ STEP_END, TRANSFER, ROUND, MATCH, PLACE, FORM, NOTHING = range(7)
 
 def run(shape: Shape, scenario: Scenario, workload: Workload) -> State:
     """The final state of one scenario. Pure; trace it under `jit` with 64-bit types enabled."""
+    scenario, workload = jax.tree.map(jnp.asarray, (scenario, workload))
     c = Cluster(shape, scenario, workload)
     state = _warm(c, initial_state(shape, scenario))
     return while_loop(lambda s: _next(c, s)[0] != NOTHING, lambda s: _step(c, s), state, c.zero)

@@ -220,6 +220,9 @@ def _numbers(
     cost = dataclasses.replace(cost, decode_forms=0)
     cost = jax.tree.map(lambda x: _number(x, not exact), cost)
     numbers = {name: _number(value, name in TIMES and not exact) for name, value in values.items()}
+    if not exact:
+        # Remaining quota is cap - used: next to 2**62 a float would swallow the difference.
+        numbers["tier_quota"] = np.minimum(numbers["tier_quota"], 2.0**48)
     return Scenario(
         cost=dataclasses.replace(cost, decode_forms=forms),
         policy=jax.tree.map(lambda x: _number(x, False), policy),
