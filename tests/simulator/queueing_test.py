@@ -240,7 +240,8 @@ def test_the_whole_table():
             print(json.dumps(table[-1]), flush=True)
     about = {
         "interval": "[mean, half width of the 99 % Student t interval over seeds], in services",
-        "warm_up": f"the first {queues.WARM_UP:.0%} of the jobs of every run are not counted",
+        "warm_up": f"the first {queues.WARM_UP:.0%} of the jobs of a run have no say in its waits",
+        "load": "busy time over the whole run, in which servers also fill and run empty",
     }
     RESULTS.write_text(json.dumps(about | {"rows": table}, indent=1) + "\n")
     test_the_committed_table()
@@ -255,12 +256,12 @@ def test_the_committed_table():
     exact = {row.name: (*queues.answer(row), row.rho) for row in TABLE}
     assert [row["queue"] for row in rows] == list(exact)
     missed, wider = 0, stats.t.ppf([0.995, 1 - 0.005 / (3 * len(TABLE))], FULL_SEEDS - 1)
-    for row in rows:
+    for queue, row in zip(TABLE, rows, strict=True):
         assert row["seeds"] == FULL_SEEDS and row["jobs"] >= 100_000
         for value, (name, (mean, half)) in zip(
             exact[row["queue"]], row["found"].items(), strict=True
         ):
-            assert half < 0.13 * value  # the widest: waits of 64 servers, 1e5 jobs a seed
+            assert half < (0.05 if queue.servers <= 8 else 0.13) * value
             assert abs(mean - value) < wider[1] / wider[0] * half, f"{row['queue']}: {name}"
             missed += abs(mean - value) > half
     assert missed <= 3

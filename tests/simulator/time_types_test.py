@@ -9,7 +9,7 @@ import pytest
 
 from deepinfer_jax.cost.steps import StepCost
 from deepinfer_jax.simulator import loop
-from deepinfer_jax.simulator.cluster import ClusterConfig, Mode
+from deepinfer_jax.simulator.cluster import ClusterConfig, Mode, Status
 from deepinfer_jax.simulator.scenario import split
 from deepinfer_jax.simulator.simulate import compiler_options
 from deepinfer_jax.simulator.trajectory import trajectory
@@ -104,8 +104,18 @@ CLUSTERS = [
 ]
 
 
+QUOTA_DRIFTS = pytest.mark.xfail(
+    strict=True, reason="float quota keeps a residue of rounding, so no engine is ever empty again"
+)
+
+
 @pytest.mark.parametrize(
-    "cluster", [CLUSTERS[0], *(pytest.param(c, marks=pytest.mark.slow) for c in CLUSTERS[1:])]
+    "cluster",
+    [
+        CLUSTERS[0],
+        pytest.param(CLUSTERS[1], marks=[pytest.mark.slow, QUOTA_DRIFTS]),
+        pytest.param(CLUSTERS[2], marks=pytest.mark.slow),
+    ],
 )
 def test_both_time_types_take_the_same_decisions(cluster):
     requests = load(5, 400, 10_000)
@@ -123,6 +133,16 @@ def test_both_time_types_take_the_same_decisions(cluster):
         assert np.max(np.abs(ticks - reals)) < 20, name
     busy = exact.finish.max()
     assert busy > 10**6 and len(set(exact.prefill_engine)) > 1
+
+
+@QUOTA_DRIFTS
+def test_an_engine_that_served_all_is_empty_in_float_time():
+    """The last prompt is above the cap: it enters an empty engine only."""
+    requests = workload([0, 0, 0, 10_000], [100, 333, 267, 5_000], [1] * 4)
+    cost = dataclasses.replace(COST, prefill_token=1_234_567)
+    cluster = ClusterConfig(modes=(X,), slots=8, cost=cost, tier_quota=(1_000,))
+    run = Reusable(cluster, requests, exact=False).run(cluster, requests)
+    assert run.requests.status.tolist() == [Status.COMPLETED] * 4
 
 
 def light(count, gap):
