@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from deepinfer_jax.simulator.cluster import (
-    ANCHORS,
-    CACHE_SCOPES,
-    FOREVER,
-    LINKS,
-    ClusterConfig,
-    Mode,
-)
+import dataclasses
+import difflib
+from collections.abc import Iterator
+
+from deepinfer_jax.policy.view import PolicyParameters
+from deepinfer_jax.simulator.cluster import ANCHORS, CACHE_SCOPES, LINKS, ClusterConfig, Mode
 
 LONGEST_STEP_SECONDS = 8
 """A decode step's subs must leave room to add a run of them in int64."""
@@ -18,6 +16,7 @@ LONGEST_STEP_SECONDS = 8
 def check_cluster(cluster: ClusterConfig) -> None:
     """Raises ValueError for the first broken rule of `cluster`."""
     for problem in (
+        *_ranges(cluster),
         *_engines(cluster),
         *_choices(cluster),
         *_caches(cluster),
@@ -27,7 +26,47 @@ def check_cluster(cluster: ClusterConfig) -> None:
         raise ValueError(problem)
 
 
-def _engines(c: ClusterConfig):  # type: ignore[no-untyped-def]
+NOT_NEGATIVE = (
+    "match_ticks write_back_ticks swa_ttl_ticks cache_blocks max_input_tokens fetch_ticks "
+    "fetch_femtoseconds_per_byte swa_femtoseconds_per_byte block_bytes swa_bytes step_quota "
+    "handoff_ticks handoff_femtoseconds_per_byte live_bytes nextn"
+)
+AT_LEAST_ONE = (
+    "ranks slots block_tokens batch_tokens batch_requests chunk_multiple prompt_interval "
+    "prompt_any_interval tier_round_ticks"
+)
+
+
+def _ranges(c: ClusterConfig) -> Iterator[str]:
+    for least, names in ((0, NOT_NEGATIVE), (1, AT_LEAST_ONE)):
+        for name in names.split():
+            if getattr(c, name) < least:
+                yield f"{name}={getattr(c, name)}: must be at least {least}"
+    if any(quota < 0 for quota in c.tier_quota):
+        yield f"tier_quota={c.tier_quota}: caps are ticks and must not be negative"
+    share, whole = c.prompt_usage_limit
+    if not 0 <= share <= whole or whole < 1:
+        yield f"prompt_usage_limit={c.prompt_usage_limit}: must be a fraction (numerator, denominator) up to 1"
+    known = [field.name for field in dataclasses.fields(PolicyParameters)]
+    for name in c.policy:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            yield f"policy parameter {name!r} is unknown: did you mean {near!r}?"
+
+
+def check_warm(cluster: ClusterConfig, requests: int) -> None:
+    """Raises ValueError when a warm request is not one of the workload's."""
+    outside = [i for i in cluster.warm_requests if not 0 <= i < requests]
+    if outside:
+        raise ValueError(
+            f"warm_requests holds {outside[0]}, but the workload's requests are 0..{requests - 1}"
+        )
+
+
+def _engines(c: ClusterConfig) -> Iterator[str]:
+    strange = [m for m in c.modes if m not in list(Mode)]
+    if strange:
+        yield f"modes holds {strange[0]!r}: use {', '.join(mode.name for mode in Mode)}"
     takers = [m for m in c.modes if m != Mode.COMPLETION]
     if not takers:
         yield f"modes={c.modes}: no engine takes prompts; add a PROMPT, NORMAL or MIXED engine"
@@ -35,16 +74,6 @@ def _engines(c: ClusterConfig):  # type: ignore[no-untyped-def]
         yield "modes has PROMPT engines but no COMPLETION engine to hand requests to; add one"
     if Mode.COMPLETION in c.modes and Mode.PROMPT not in c.modes:
         yield "modes has COMPLETION engines but no PROMPT engine to feed them; add one or use NORMAL"
-    for name in (
-        "ranks",
-        "slots",
-        "block_tokens",
-        "batch_tokens",
-        "batch_requests",
-        "chunk_multiple",
-    ):
-        if getattr(c, name) < 1:
-            yield f"{name}={getattr(c, name)}: must be at least 1"
     if c.kv_blocks is not None and c.kv_blocks < 1:
         yield f"kv_blocks={c.kv_blocks}: must be positive; use None for no limit"
     if c.nextn and len(c.acceptance) < c.nextn:
@@ -53,7 +82,7 @@ def _engines(c: ClusterConfig):  # type: ignore[no-untyped-def]
         yield f"acceptance={c.acceptance}: conditional probabilities must lie in [0, 1]"
 
 
-def _choices(c: ClusterConfig):  # type: ignore[no-untyped-def]
+def _choices(c: ClusterConfig) -> Iterator[str]:
     for name, allowed in (
         ("cache_scope", CACHE_SCOPES),
         ("fetch_link", LINKS),
@@ -64,7 +93,7 @@ def _choices(c: ClusterConfig):  # type: ignore[no-untyped-def]
             yield f"{name}={getattr(c, name)!r} is unknown; choose one of {', '.join(allowed)}"
 
 
-def _caches(c: ClusterConfig):  # type: ignore[no-untyped-def]
+def _caches(c: ClusterConfig) -> Iterator[str]:
     if c.reserve < 1:
         yield f"reserve={c.reserve}: at least one prompt token must be computed; use 1 or more"
     if c.cache_scope == "none":
@@ -81,7 +110,7 @@ def _caches(c: ClusterConfig):  # type: ignore[no-untyped-def]
         yield f"warm_engine={c.warm_engine}: engines are 0..{c.engines - 1}"
 
 
-def _tiers(c: ClusterConfig):  # type: ignore[no-untyped-def]
+def _tiers(c: ClusterConfig) -> Iterator[str]:
     takers = sum(m != Mode.COMPLETION for m in c.modes)
     if c.prefill_policy != "pull" and c.tier_edges:
         yield f"tier_edges is set but prefill_policy={c.prefill_policy!r} has no tiers; use 'pull' or unset it"
@@ -93,13 +122,9 @@ def _tiers(c: ClusterConfig):  # type: ignore[no-untyped-def]
         yield f"tier_engines={c.tier_engines}: must deal {takers} prompt-taking engines to {c.tiers} tiers"
     if c.tiers > takers:
         yield f"{c.tiers} tiers for {takers} prompt-taking engines: a tier could wait for ever; use fewer tier_edges"
-    if c.tiers > 1 and c.tier_round_ticks >= FOREVER and not c.tier_engines:
-        return
-    if c.tier_round_ticks < 1:
-        yield f"tier_round_ticks={c.tier_round_ticks}: must be positive"
 
 
-def _steps(c: ClusterConfig):  # type: ignore[no-untyped-def]
+def _steps(c: ClusterConfig) -> Iterator[str]:
     cost = c.cost
     longest = max(float(a) + float(b) * c.slots for a, b, _ in cost.decode_forms)
     longest += (
@@ -112,3 +137,6 @@ def _steps(c: ClusterConfig):  # type: ignore[no-untyped-def]
         )
     if min(float(x) for form in cost.decode_forms for x in form) < 0:
         yield f"decode_forms={cost.decode_forms}: coefficients must not be negative"
+    for field in dataclasses.fields(cost):
+        if field.name != "decode_forms" and float(getattr(cost, field.name)) < 0:
+            yield f"{field.name}={getattr(cost, field.name)}: step costs must not be negative"

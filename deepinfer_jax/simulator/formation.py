@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from deepinfer_jax.simulator import decode, prefill, queries
+from deepinfer_jax.simulator import decode, prefill, prompts, queries
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import (
     NEVER,
@@ -36,7 +36,7 @@ def end_step(c: Cluster, state: State, engine: Array) -> State:
     mode = get(c.scenario.modes, engine)
     local = (mode == int(Mode.NORMAL)) | (mode == int(Mode.MIXED))
     state = when(kind != PREFILL, lambda s: decode.advance(c, s, engine, made), state, c.zero)
-    return when(kind != DECODE, lambda s: prefill.end_batches(c, s, engine, local), state, c.zero)
+    return when(kind != DECODE, lambda s: prompts.end_batches(c, s, engine, local), state, c.zero)
 
 
 def form(c: Cluster, state: State, engine: Array) -> State:

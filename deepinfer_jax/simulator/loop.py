@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deepinfer_jax.simulator import cache, formation, handoff, placement, prefill
+from deepinfer_jax.simulator import cache, formation, handoff, placement, prompts, tiers
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.containers import get, heap_pop
@@ -109,7 +109,7 @@ def _step(c: Cluster, state: State) -> State:
     handlers = {
         STEP_END: lambda s: formation.end_step(c, s, index),
         TRANSFER: lambda s: _transfer(c, s),
-        ROUND: lambda s: placement.tier_round(c, s),
+        ROUND: lambda s: tiers.tier_round(c, s),
         MATCH: lambda s: _match(c, s, index, from_heap),
         PLACE: lambda s: placement.place(c, s),
         FORM: lambda s: formation.form(c, s, index),
@@ -151,6 +151,6 @@ def _transfer(c: Cluster, state: State) -> State:
         state = when(kind == HANDOFF, lambda s: handoff.end_handoff(c, s, request), state, c.zero)
     if c.shape.write_back:
         state = when(
-            kind == WRITE_BACK, lambda s: prefill.end_write_back(c, s, request), state, c.zero
+            kind == WRITE_BACK, lambda s: prompts.end_write_back(c, s, request), state, c.zero
         )
     return state

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from deepinfer_jax.policy import prefill as policies
 from deepinfer_jax.policy.view import PrefillView, RequestView
-from deepinfer_jax.simulator import cache, prefill, queries
+from deepinfer_jax.simulator import cache, prefill, queries, tiers
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
 from deepinfer_jax.simulator.cluster import Status
@@ -98,50 +98,13 @@ def _queue(c: Cluster, state: State, request: Array) -> State:
     )
 
 
-# Phase 3
-
-
-def tier_round(c: Cluster, state: State) -> State:
-    """New targets from the round's quota demand; engines follow as they drain."""
-    engines = jnp.sum(queries.takes_prompts(c))
-    shares = policies.tier_shares(state.demand, engines).astype(jnp.int64)
-    return state.replace(
-        target_engines=jnp.where(jnp.any(state.demand > 0), shares, state.target_engines),
-        demand=state.queued,
-        idle_rounds=state.idle_rounds + 1,
-        next_round=state.next_round + c.scenario.tier_round_ticks,
-        place_pending=jnp.asarray(True),
-    )
-
-
-def _retier(c: Cluster, state: State) -> State:
-    """Moves drained engines from tiers above their target to tiers below, lowest first."""
-    takers = queries.takes_prompts(c)
-
-    def counts(tier: Array) -> Array:
-        return jnp.sum(takers[:, None] & (tier[:, None] == jnp.arange(c.shape.tiers)), axis=0)
-
-    def movable(tier: Array) -> Array:
-        surplus = (counts(tier) > state.target_engines)[tier]
-        return takers & (state.quota_used == 0) & surplus
-
-    def possible(tier: Array) -> Array:
-        return jnp.any(movable(tier)) & jnp.any(counts(tier) < state.target_engines)
-
-    def move(tier: Array) -> Array:
-        short = jnp.argmax(counts(tier) < state.target_engines).astype(jnp.int32)
-        return put(tier, short, jnp.argmax(movable(tier)))
-
-    return state.replace(tier=while_loop(possible, move, state.tier, c.zero))
-
-
 # Phase 5
 
 
 def place(c: Cluster, state: State) -> State:
     """One placement, or the end of phase 5 for this tick."""
     if c.shape.tiers > 1:
-        state = _retier(c, state)
+        state = tiers.retier(c, state)
     state, tier, engine = _first_placement(c, state)
     return either(
         engine < c.shape.engines,

@@ -20,10 +20,11 @@ GOLDEN = 0x9E3779B97F4A7C15
 def predicted_ticks(c: Cluster, new: Array, cached: Array) -> Array:
     """Quota a prompt with `new` tokens over `cached` still owes; nothing left costs nothing."""
     work = c.scenario.cost.prefill_work(new.astype(jnp.int64), cached.astype(jnp.int64))
-    floor = 1 if c.shape.exact else 0.0
-    return jnp.where(new > 0, jnp.maximum(ceil_ticks(work), floor), 0).astype(
-        jnp.int64 if c.shape.exact else jnp.float64
-    )
+    ticks = ceil_ticks(work)
+    if not c.shape.exact:
+        # Whole ticks in float time too: sums of them are exact, so an engine gets empty again.
+        ticks = jnp.ceil(ticks)
+    return jnp.where(new > 0, jnp.maximum(ticks, 1), 0).astype(ticks.dtype)
 
 
 def owed_quota(c: Cluster, state: State, request: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 from deepinfer_jax.cost.steps import StepCost
 from deepinfer_jax.policy import registry
 from deepinfer_jax.policy.view import PolicyParameters
-from deepinfer_jax.simulator.checks import check_cluster
+from deepinfer_jax.simulator.checks import check_cluster, check_warm
 from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig
 from deepinfer_jax.simulator.workload import Workload
 
@@ -150,6 +150,7 @@ def split(
     `horizon_ticks` sets the span of the busy-time series (default: twice the last arrival).
     """
     check_cluster(cluster)
+    check_warm(cluster, workload.requests)
     return _shape(cluster, workload, exact), _numbers(cluster, workload, exact, horizon_ticks)
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.scenario import SERIES_BINS, Scenario, Shape
+from deepinfer_jax.timeline import EVENTS
 
 IDLE, PREFILL, DECODE, MIXED_STEP = 0, 1, 2, 3
 """What an engine's current step is. A MIXED step holds decode rows and chunks."""
@@ -192,19 +193,7 @@ def initial_state(shape: Shape, scenario: Scenario) -> State:
         steps_done=ints(requests),
         preemptions=ints(requests),
         status=ints(requests, fill=unset),
-        **{
-            name: ticks(requests, fill=unset)
-            for name in [
-                "matched",
-                "pulled",
-                "fetched",
-                "prefill_start",
-                "first_token",
-                "handed_off",
-                "decode_start",
-                "finish",
-            ]
-        },
+        **{name: ticks(requests, fill=unset) for name in EVENTS[1:]},
         step_kind=ints(engines),
         step_start=ticks(engines),
         step_end=ticks(engines, fill=NEVER),

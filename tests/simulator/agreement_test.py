@@ -8,19 +8,10 @@ import numpy as np
 import pytest
 
 from deepinfer_jax.simulator.simulate import prepare
+from deepinfer_jax.timeline import EVENTS
 from tests.simulator.oracle import generate, service
 
 QUICK = (0, 2, 9, 11, 13)  # P/D local pull, five engines shared, NORMAL, bounded caches
-TIMES = (
-    "matched",
-    "pulled",
-    "fetched",
-    "prefill_start",
-    "first_token",
-    "handed_off",
-    "decode_start",
-    "finish",
-)
 REST = (
     "status",
     "block_hit_tokens",
@@ -30,14 +21,14 @@ REST = (
     "decode_rank",
     "preemptions",
 )
-COUNTERS = {
-    "fetched_bytes": "fetched_bytes",
-    "swa_bytes": "swa_bytes",
-    "handoff_bytes": "handoff_bytes",
-    "blocks_published": "blocks_published",
-    "blocks_evicted": "blocks_evicted",
-    "blocks_present": "blocks_present",
-}
+COUNTERS = (
+    "fetched_bytes",
+    "swa_bytes",
+    "handoff_bytes",
+    "blocks_published",
+    "blocks_evicted",
+    "blocks_present",
+)
 
 
 def agree(seed: int) -> None:
@@ -45,15 +36,15 @@ def agree(seed: int) -> None:
     expected = service.run(cluster, load)
     made, _ = prepare(cluster, load, options={"xla_backend_optimization_level": 0}).run()
     decoded = np.asarray(expected.decode_start) >= 0
-    for name in (*TIMES, *REST):
+    for name in (*EVENTS[1:], *REST):
         ours, theirs = np.asarray(getattr(made.requests, name)), np.asarray(getattr(expected, name))
         if name in ("decode_engine", "decode_rank"):
             ours, theirs = ours[decoded], theirs[decoded]
         np.testing.assert_array_equal(ours, theirs, err_msg=f"case {seed}: {name}")
     np.testing.assert_array_equal(made.emitted, expected.emitted)
     np.testing.assert_array_equal(made.busy.sum(axis=1), expected.busy)
-    for ours, theirs in COUNTERS.items():
-        assert int(getattr(made, ours)) == getattr(expected, theirs), (seed, ours)
+    for name in COUNTERS:
+        assert int(getattr(made, name)) == getattr(expected, name), (seed, name)
 
 
 @pytest.mark.parametrize("seed", QUICK)

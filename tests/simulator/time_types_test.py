@@ -104,16 +104,11 @@ CLUSTERS = [
 ]
 
 
-QUOTA_DRIFTS = pytest.mark.xfail(
-    strict=True, reason="float quota keeps a residue of rounding, so no engine is ever empty again"
-)
-
-
 @pytest.mark.parametrize(
     "cluster",
     [
         CLUSTERS[0],
-        pytest.param(CLUSTERS[1], marks=[pytest.mark.slow, QUOTA_DRIFTS]),
+        pytest.param(CLUSTERS[1], marks=pytest.mark.slow),
         pytest.param(CLUSTERS[2], marks=pytest.mark.slow),
     ],
 )
@@ -135,7 +130,6 @@ def test_both_time_types_take_the_same_decisions(cluster):
     assert busy > 10**6 and len(set(exact.prefill_engine)) > 1
 
 
-@QUOTA_DRIFTS
 def test_an_engine_that_served_all_is_empty_in_float_time():
     """The last prompt is above the cap: it enters an empty engine only."""
     requests = workload([0, 0, 0, 10_000], [100, 333, 267, 5_000], [1] * 4)
