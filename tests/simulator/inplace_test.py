@@ -215,11 +215,21 @@ def inside_loops(text):
     return [line for name in reached for line in made[name]]
 
 
+def only_operation(made, line, operation):
+    """What a fusion of one operation does (newer XLA wraps even a lone update in one)."""
+    if operation != "fusion":
+        return operation
+    matches = [INSTRUCTION.match(inner) for name in called(line) for inner in made[name]]
+    inside = [match[2] for match in matches if match and match[2] != "parameter"]
+    return inside[0] if len(inside) == 1 else operation
+
+
 def whole_arrays(text, sizes):
     """(operation, line) of instructions inside loops whose result has one of `sizes` elements."""
+    made = computations(text)
     matches = [(INSTRUCTION.match(line), line.strip()) for line in inside_loops(text)]
     return [
-        (match[2], line)
+        (only_operation(made, line, match[2]), line)
         for match, line in matches
         if match and int(np.prod([int(n) for n in match[1].split(",")])) in sizes
     ]
