@@ -1,0 +1,1 @@
+"""The model: pure functions over a parameter tree and a cache memory."""
