@@ -63,7 +63,7 @@ def _draft_parameters(model: ModelConfig) -> int:
     if draft is None:
         return 0
     layer = attention_parameters(model) + moe_parameters(model, draft.num_experts)
-    layer += hyper_connection_parameters(model) + _norms_and_sinks(model)
+    layer += hyper_connection_parameters(model) + _norms_and_sinks(model) + 2 * draft.num_experts
     inputs = len(draft.target_layer_ids) * width * width + width
     markov = 2 * model.vocab_size * draft.markov_rank
     return draft.num_layers * layer + inputs + markov + width + (width + draft.markov_rank)

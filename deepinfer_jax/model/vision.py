@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from deepinfer_jax.config import VisionConfig
+from deepinfer_jax.model.numerics import rms_norm
 
 _EPS = 1e-6
 _THETA = 10_000.0
@@ -39,9 +40,9 @@ def encode(
     rows, columns, valid = _places(grids, patches.shape[1])
     angles = _angles(rows, columns, config.hidden_size // config.num_heads)
     for block in params["blocks"]:
-        x = x + _attention(block["attn"], config, _norm(x, block["norm1"]), angles, valid)
-        x = x + _feed_forward(block["mlp"], _norm(x, block["norm2"]))
-    merged = _merge(_norm(x, params["norm"]), grids, cells, config.downsample_ratio)
+        x = x + _attention(block["attn"], config, rms_norm(x, block["norm1"], _EPS), angles, valid)
+        x = x + _feed_forward(block["mlp"], rms_norm(x, block["norm2"], _EPS))
+    merged = _merge(rms_norm(x, params["norm"], _EPS), grids, cells, config.downsample_ratio)
     hidden = jax.nn.gelu(_linear(params["aligner"]["w1"], merged), approximate=False)
     return _linear(params["aligner"]["w2"], hidden)
 
@@ -60,12 +61,6 @@ def _linear(weights: dict[str, jax.Array], x: jax.Array) -> jax.Array:
 
 def _matmul(x: jax.Array, weight: jax.Array) -> jax.Array:
     return jnp.einsum("bpi,oi->bpo", x, weight, preferred_element_type=jnp.float32)
-
-
-def _norm(x: jax.Array, weight: jax.Array) -> jax.Array:
-    wide = x.astype(jnp.float32)
-    scale = jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + _EPS)
-    return (wide * scale * weight.astype(jnp.float32)).astype(x.dtype)
 
 
 def _places(grids: jax.Array, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
