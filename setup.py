@@ -8,7 +8,7 @@ TEST = ["pytest", "hypothesis", "scipy", "simpy", *LINT]
 setup(
     name="deepinfer-jax",
     version="0.1.0",
-    description="An LLM inference service in JAX: byte layouts, costs, policies and a simulator.",
+    description="LLM inference in JAX: the DeepSeek-V4.1 model, and a simulator of its service.",
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(
@@ -21,7 +21,20 @@ setup(
             "experiments.*",
         ]
     ),
-    install_requires=["jax>=0.10.2", "numpy", "ml_collections", "absl-py", "matplotlib"],
+    install_requires=[
+        "jax>=0.10.2",
+        "numpy",
+        "ml_collections",
+        "absl-py",
+        "matplotlib",
+        # weights in and out
+        "safetensors",
+        "orbax-checkpoint",
+        # the tiny model: its training and its vocabulary
+        "flax",
+        "optax",
+        "tokenizers",
+    ],
     extras_require={
         "test": TEST,
         # Independent implementations of the model. nemo-automodel and mlx-lm pin other versions of

@@ -1,1 +1,1 @@
-"""Kernels: one directory per operation, none yet."""
+"""Row formats shared by kernels, cache and model; kernels will stand beside them, one folder each."""
