@@ -1,4 +1,4 @@
-"""Models by name: the released sizes, and two smaller ones with the same mechanisms.
+"""Models by name: the released sizes, and smaller ones with the same mechanisms.
 
 Engram table rows follow the released rule: per layer, one table per (order, head), each as long as
 the next unused prime at or above `vocab_size`; `num_embeddings` is the sum over a layer.
@@ -174,5 +174,59 @@ def tiny() -> ModelConfig:
             markov_rank=16,
             num_experts=4,
             num_active_experts=1,
+        ),
+    )
+
+
+def trained_tiny() -> ModelConfig:
+    """For text: about 2 M parameters that a laptop trains in minutes, every mechanism at work.
+
+    Six layers: window only, two of ratio 2, three of ratio 1 of which the last selects again among
+    candidates. Within 256 tokens each selecting layer leaves most rows out.
+    """
+    return ModelConfig(
+        vocab_size=512,
+        hidden_size=96,
+        num_layers=6,
+        num_heads=4,
+        head_dim=32,
+        rope_head_dim=16,
+        q_lora_rank=48,
+        o_groups=2,
+        o_lora_rank=32,
+        window=32,
+        compress_ratios=(0, 2, 2, 1, 1, 1, 0, 0),
+        kv_source_layer_ids=(1, 3),
+        index_source_layer_ids=(1, 3, 5),
+        index_num_heads=8,
+        index_head_dim=32,
+        index_topk=32,
+        num_experts=8,
+        num_shared_experts=1,
+        num_active_experts=2,
+        moe_intermediate_size=64,
+        candidate_source_layer_id=3,
+        candidate_topk_blocks=16,
+        candidate_block_size=4,
+        max_positions=4096,
+        rope=RopeConfig(original_max_positions=256),
+        engram=EngramConfig(
+            layer_ids=(1, 2),
+            num_embeddings=(6264, 6500),
+            max_ngram=4,
+            num_heads=2,
+            head_dim=32,
+            vocab_size=1024,
+            pad_token_id=2,
+            compressed_vocab_size=512,
+        ),
+        draft=DraftConfig(
+            num_layers=2,
+            block_size=5,
+            noise_token_id=3,
+            target_layer_ids=(4, 5),
+            markov_rank=32,
+            num_experts=4,
+            num_active_experts=2,
         ),
     )
