@@ -3,7 +3,7 @@
 from setuptools import find_packages, setup
 
 LINT = ["ruff", "mypy", "import-linter"]
-TEST = ["pytest", "hypothesis", "scipy", "simpy", *LINT]
+TEST = ["pytest", "pytest-xdist", "hypothesis", "scipy", "simpy", *LINT]
 
 setup(
     name="deepinfer-jax",
