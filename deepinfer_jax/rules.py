@@ -136,9 +136,11 @@ def _check_candidates(c: ModelConfig) -> None:
     )
     require_positive(c, "candidate_topk_blocks", "candidate_block_size")
     pool = c.candidate_topk_blocks * c.candidate_block_size
+    surely = pool - c.candidate_block_size + 1  # the newest block, always in, may hold one row
     require(
-        pool >= c.index_topk,
-        f"the candidate pool holds {pool} rows; it must hold index_topk {c.index_topk}, so raise "
+        surely >= c.index_topk,
+        f"the candidate pool holds {pool} rows, {surely} surely visible; it must hold index_topk "
+        f"{c.index_topk}, so raise "
         "candidate_topk_blocks",
     )
     for user in c.candidate_user_layer_ids:

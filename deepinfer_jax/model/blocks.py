@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-BLOCK = 64  # rows; a multiple of nothing in particular
+BLOCK = 64  # rows
 T = TypeVar("T")
 
 

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from deepinfer_jax.config import EngramConfig
@@ -27,7 +28,7 @@ class LayerHash:
 
     multipliers: tuple[int, ...]  # [max_ngram], odd; entry i belongs to the token i places back
     primes: tuple[tuple[int, ...], ...]  # [max_ngram - 1][num_heads], orders ascending from 2
-    pad: int  # compressed id that stands in where the look-back is blocked
+    pad: int | jax.Array  # compressed id where the look-back is blocked; an array is not hashable
 
     @property
     def offsets(self) -> tuple[tuple[int, ...], ...]:

@@ -61,7 +61,7 @@ def row_ids(layer: LayerHash, tokens: Array, lookback: Array) -> Array:
     return xp.where(tokens[..., None] < 0, BLOCKED, found)
 
 
-def _grams(xp: ModuleType, tokens: Array, lookback: Array, pad: int) -> Iterator[Array]:
+def _grams(xp: ModuleType, tokens: Array, lookback: Array, pad: Array) -> Iterator[Array]:
     """Ids 0, 1, ... places back as uint32 [..., Q], `pad` from the first blocked one on."""
     reach, length = lookback.shape[-1], tokens.shape[-1]
     history = xp.concatenate([lookback, tokens], axis=-1)

@@ -98,8 +98,8 @@ def engram_look_ups(
     def compressed(ids: jax.Array) -> jax.Array:
         return jnp.where(ids < 0, BLOCKED, token_map[jnp.maximum(ids, 0)])
 
-    pad = int(engram.pad_token_id % engram.compressed_vocab_size)
-    hashes = layer_hashes(engram, pad)
+    pad = token_map[engram.pad_token_id]
+    hashes = (dataclasses.replace(layer, pad=pad) for layer in layer_hashes(engram, 0))
     return tuple(row_ids(layer, compressed(tokens), compressed(lookback)) for layer in hashes)
 
 

@@ -14,8 +14,6 @@ from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.declaration import model_parameters
 from deepinfer_jax.model.parameters import abstract
 
-MAKE = "python -m experiments.train_tiny --config=configs/train_tiny.py --workdir=runs/tiny"
-
 
 def save(directory: pathlib.Path, params: Any, tokenizer: Tokenizer, config: ModelConfig) -> None:
     """Weights in the dtypes of service, bfloat16 but for what the release keeps in float32."""
@@ -35,7 +33,9 @@ def load(directory: pathlib.Path, config: ModelConfig) -> tuple[Any, Tokenizer]:
     """
     weights, words = directory / "weights", directory / "tokenizer.json"
     if not weights.is_dir() or not words.is_file():
-        raise ValueError(f"{directory} holds no checkpoint; make one with: {MAKE}")
+        raise ValueError(
+            f"{directory} holds no checkpoint (weights/, tokenizer.json); give one that `save` wrote"
+        )
     like = abstract(model_parameters(config), jnp.bfloat16)
     with ocp.StandardCheckpointer() as checkpointer:
         found = checkpointer.restore(weights.resolve(), like)
