@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import enum
 from functools import cached_property
 
-from deepinfer_jax.rules import TRUNCATION_MODES, check_model, require, require_positive
+from deepinfer_jax.rules import (
+    TRUNCATION_MODES,
+    check_engine,
+    check_model,
+    require,
+    require_positive,
+)
 
 
 def _nearest(sources: tuple[int, ...], layer: int) -> int | None:
@@ -202,7 +209,9 @@ class CacheConfig:
 
     `keep` is the number of last prompt tokens whose decoder layers are computed when `truncation`
     is not "off" (decoder replay). `extra_state` widens the live rings, so that the state as of an
-    older block boundary can still be taken out of them.
+    older block boundary can still be taken out of them. `reserve` is the number of last prompt
+    tokens that are computed even when a cache holds them; below max(ring rows, keep), decoder
+    windows would reach rows that were never restored, which only `unsafe_reserve` allows.
     """
 
     block_tokens: int = 128
@@ -212,6 +221,8 @@ class CacheConfig:
     keep: int = 0
     extra_state: bool = False
     extra_size: int = 128
+    reserve: int = 0  # 0: the least that is safe (`layout.prefix_reserve`)
+    unsafe_reserve: bool = False
 
     @property
     def ring_slack(self) -> int:
@@ -226,7 +237,7 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "block_tokens")
-        for name in ("nextn", "backtracking", "keep", "extra_size"):
+        for name in ("nextn", "backtracking", "keep", "extra_size", "reserve"):
             value = getattr(self, name)
             require(value >= 0, f"CacheConfig.{name} is {value}; it may not be negative")
         require(
@@ -238,3 +249,68 @@ class CacheConfig:
             f"keep is {self.keep} with truncation {self.truncation!r}; give at least window + "
             "backtracking tokens",
         )
+
+
+class Role(enum.StrEnum):
+    """What an engine does of a request (the chapter, listing 11.1)."""
+
+    NORMAL = "normal"  # prompts and completions
+    PROMPT = "prompt"  # prompts, whose state is then handed over
+    COMPLETION = "completion"  # completions of prompts handed over
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """How an engine forms its steps. Defaults are those of the released DeepInfer 0.1.0.
+
+    With `overlap` the host plans a decode step while the previous one still runs, so one step is in
+    flight; a prompt step is always waited for. The released default of `stop_preempted` is true for
+    a service and false for offline use, as here.
+    """
+
+    cache: CacheConfig = CacheConfig()
+    role: Role = Role.NORMAL
+    max_model_len: int = 4096  # tokens of a request, prompt and output
+    max_num_seqs: int = 256  # requests decoding at a time, and rows of a step
+    max_num_batched_tokens: int = 0  # query rows of a step; 0: as many as the other fields ask
+    max_prefill_context: int = 2**30  # tokens, cached ones included, of all prompts of a step
+    chunked_prefill: bool = False  # a prompt may be spread over several steps
+    min_chunk: int = 1  # tokens; a smaller rest of the budget waits for the next step
+    chunk_multiple: int = 1  # tokens; where a budget cuts a prompt, it takes a multiple of it
+    step_quota: int = 0  # femtoseconds of a prefill step by `StepCost`, base included; 0: no limit
+    prefill_interval: int = 70  # decode steps until all ranks together may prefill
+    prefill_any_interval: int = 100  # decode steps until one rank may make all others prefill
+    prefill_usage_percent: int = 90  # fuller block pools admit no prompt while requests decode
+    overlap: bool = True
+    stop_preempted: bool = False  # end a preempted request rather than compute it again
+    verification: str = "fixed"  # or "confidence": drafts verified per request vary
+    num_blocks: int = 1024  # of the block pool, the reserved one included
+    slots_percent: int = 120  # state slots per 100 of max_num_seqs, the reserved one apart
+
+    @property
+    def step_rows(self) -> int:
+        """Query rows one request may have in one decode step: its drafts and one more."""
+        return self.cache.nextn + 1
+
+    @property
+    def batched_tokens(self) -> int:
+        """The budget of query rows per step that holds (released default: at least 4096)."""
+        asked = max(self.max_model_len, 4096, self.max_num_seqs * self.step_rows)
+        return self.max_num_batched_tokens or asked
+
+    @property
+    def num_slots(self) -> int:
+        """State slots, the reserved one included (256 requests: 308)."""
+        return self.max_num_seqs * self.slots_percent // 100 + 1
+
+    @property
+    def runtime_max_len(self) -> int:
+        """Positions a step may ever touch: drafts, the step in flight, and drafts of the drafter.
+
+        4096 tokens with 5 drafts: 4112, or 4106 without overlap.
+        """
+        flying = self.step_rows if self.overlap else 0
+        return self.max_model_len + flying + 2 * self.cache.nextn
+
+    def __post_init__(self) -> None:
+        check_engine(self)

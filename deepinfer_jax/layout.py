@@ -145,6 +145,17 @@ def ring_rows(model: ModelConfig, cache: CacheConfig) -> tuple[int, int]:
     return rows, rows + cache.extra_rows
 
 
+def prefix_reserve(model: ModelConfig, cache: CacheConfig) -> int:
+    """Last prompt tokens that no cache hit may cover (V4.1: 134; with keep 140: 140).
+
+    Raises:
+      ValueError: an asked reserve that is not safe (see `rules.check_cache`).
+    """
+    check_cache(model, cache)
+    keep = cache.keep if cache.truncation != "off" else 0
+    return cache.reserve or max(ring_rows(model, cache)[0], keep)
+
+
 def compression_rows(ratio: int, cache: CacheConfig) -> int:
     """Raw rows kept of a layer that pools `ratio` tokens, tight for one verify step (V4.1: 7)."""
     return ratio + max(0, cache.ring_slack - 1)

@@ -6,9 +6,11 @@ import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from deepinfer_jax.config import CacheConfig, ModelConfig
+    from deepinfer_jax.config import CacheConfig, EngineConfig, ModelConfig
 
 TRUNCATION_MODES = ("off", "mask", "compact")
+ROLES = ("normal", "prompt", "completion")
+VERIFICATIONS = ("fixed", "confidence")
 
 
 def require(condition: bool, message: str) -> None:
@@ -185,6 +187,18 @@ def check_cache(model: ModelConfig, cache: CacheConfig) -> None:
             f"{model.candidate_block_size} may not straddle pages, so change block_tokens",
         )
     _check_truncation(model, cache)
+    _check_reserve(model, cache)
+
+
+def _check_reserve(model: ModelConfig, cache: CacheConfig) -> None:
+    ring = model.window + cache.ring_slack
+    least = max(ring, cache.keep if cache.truncation != "off" else 0)
+    require(
+        cache.reserve == 0 or cache.reserve >= least or cache.unsafe_reserve,
+        f"reserve is {cache.reserve}; kept rows behind a restart may look back to ring rows that "
+        f"are not restored unless it is max(window + backtracking {ring}, keep) = {least} or more; "
+        "raise it, or set unsafe_reserve to study the gap",
+    )
 
 
 def _check_truncation(model: ModelConfig, cache: CacheConfig) -> None:
@@ -213,4 +227,80 @@ def _check_truncation(model: ModelConfig, cache: CacheConfig) -> None:
         len({i < model.boundary_layer for i in targets}) <= 1,
         f"draft targets {targets} straddle layer {model.boundary_layer}; compact mode computes "
         "different rows on both sides, so use 'mask'",
+    )
+
+
+def check_engine(engine: EngineConfig) -> None:
+    """Rules of an engine's own numbers and of its role (the chapter, section 11.1).
+
+    Raises:
+      ValueError: a budget in which a request could never run, or a role that cannot do what is
+        asked.
+    """
+    positive = "max_model_len max_num_seqs max_prefill_context min_chunk chunk_multiple"
+    intervals = "prefill_interval prefill_any_interval prefill_usage_percent num_blocks"
+    require_positive(engine, *positive.split(), *intervals.split())
+    for name in ("max_num_batched_tokens", "step_quota"):
+        value = getattr(engine, name)
+        require(value >= 0, f"EngineConfig.{name} is {value}; it may not be negative")
+    for name, known in (("role", ROLES), ("verification", VERIFICATIONS)):
+        value = getattr(engine, name)
+        require(value in known, f"{name} is {value!r}; choose one of {', '.join(known)}")
+    _check_budget(engine)
+    _check_role(engine)
+    _check_memory(engine)
+
+
+def _check_budget(c: EngineConfig) -> None:
+    budget = c.batched_tokens
+    rows = c.max_num_seqs * c.step_rows
+    require(
+        budget >= rows,
+        f"max_num_batched_tokens is {budget}; {c.max_num_seqs} requests with {c.step_rows} rows "
+        f"each need {rows}, so raise it or lower max_num_seqs",
+    )
+    require(
+        c.chunked_prefill or budget >= c.max_model_len,
+        f"max_num_batched_tokens is {budget}, below max_model_len {c.max_model_len}; without "
+        "chunked_prefill a prompt is one step, so raise it or allow chunks",
+    )
+    require(
+        c.max_prefill_context >= c.max_model_len,
+        f"max_prefill_context is {c.max_prefill_context}, below max_model_len {c.max_model_len}: "
+        "a long prompt would wait for ever; raise it",
+    )
+    least = max(c.min_chunk, c.chunk_multiple)
+    require(
+        budget >= least,
+        f"max_num_batched_tokens is {budget}, below the smallest chunk of {least}; raise it",
+    )
+
+
+def _check_role(c: EngineConfig) -> None:
+    require(
+        c.role != "completion" or c.stop_preempted,
+        "a completion engine cannot compute a preempted request again (it runs no prompts); set "
+        "stop_preempted",
+    )
+    require(
+        c.role != "prompt" or not c.overlap,
+        "a prompt engine waits for each of its steps, so nothing can overlap; set overlap=False",
+    )
+    require(
+        c.role != "completion" or not c.step_quota,
+        f"step_quota is {c.step_quota} on a completion engine, which runs no prompts; leave it 0",
+    )
+
+
+def _check_memory(c: EngineConfig) -> None:
+    tokens = c.cache.block_tokens * c.num_blocks
+    require(
+        10 * c.runtime_max_len <= 8 * tokens,
+        f"num_blocks is {c.num_blocks}; one request may touch {c.runtime_max_len} positions, more "
+        f"than 0.8 of the pool's {tokens} tokens; raise it or lower max_model_len",
+    )
+    require(
+        c.slots_percent >= 100,
+        f"slots_percent is {c.slots_percent}; every decoding request has a slot, so give at least "
+        "100",
     )

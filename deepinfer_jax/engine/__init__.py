@@ -1,0 +1,1 @@
+"""The engine that serves: requests, plans of steps, verification, loops."""
