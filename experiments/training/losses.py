@@ -1,0 +1,112 @@
+"""What is minimised: next-token loss of the backbone, then the drafter's two losses."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from deepinfer_jax.cache.dense import create_dense
+from deepinfer_jax.config import ModelConfig
+from deepinfer_jax.model import draft, draft_keys
+from deepinfer_jax.model.numerics import RELEASED, linear, rms_norm
+from experiments.training import whole
+
+INDEX_WEIGHT = 0.1  # Adam forgives its size: almost only the indexer's weights feel this loss
+
+
+def backbone_loss(
+    params: dict[str, Any], config: ModelConfig, tokens: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    """Loss of tokens [S, T], and (nats per token, index loss, visits [L, E])."""
+    made = whole.forward(params, config, tokens)
+    nats = next_token_nats(made.logits, tokens).mean()
+    return nats + INDEX_WEIGHT * made.index_loss, (nats, made.index_loss, made.visits)
+
+
+def next_token_nats(logits: jax.Array, tokens: jax.Array) -> jax.Array:
+    """[S, T - 1]: nats of tokens 1 .. T - 1 under logits [S, T, V] of those before."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], tokens[:, 1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class AnchoredWindows:
+    """The part of a `Memory` the drafter reads, for many anchors of one sequence at once."""
+
+    rows: tuple[jax.Array, ...]  # per draft stage [S, T, C]
+    owner: jax.Array  # int32 [N] the sequence of each anchor
+    config: ModelConfig
+
+    def read_window(self, ring: int, start: jax.Array) -> jax.Array:
+        """[N, W, C] before start [N]."""
+        rows, width = self.rows[ring - self.config.num_layers], self.config.window
+        at = start[:, None] - width + jnp.arange(width)
+        return rows[self.owner[:, None], jnp.clip(at, 0, rows.shape[1] - 1)]
+
+
+def draft_loss(
+    own: dict[str, Any],
+    params: dict[str, Any],
+    config: ModelConfig,
+    tokens: jax.Array,
+    made: whole.Pass,
+    anchors: jax.Array,
+    distilled: float,
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    """Loss of the blocks that start at `anchors` [S, A] of tokens [S, T].
+
+    The block at a reads token a and drafts tokens a + 1 .. a + N; its Markov head is given the
+    true tokens. Targets are the backbone's distributions (share `distilled`) and the text. A draft
+    is called accepted if its most likely token is the backbone's, for verification here is greedy;
+    confidence learns that by cross entropy and sends no gradient into the drafter.
+
+    Args:
+      own: the drafter's weights, the only ones that learn.
+      params: the whole tree, frozen.
+      made: the backbone's pass over `tokens`, without gradients.
+
+    Returns:
+      The loss, and (draft nats, confidence loss, accepted share float32 [N]).
+    """
+    assert config.draft is not None
+    count, (sequences, per) = config.draft.block_size, anchors.shape
+    owner, at = jnp.repeat(jnp.arange(sequences), per), anchors.reshape(-1)
+    seen = at[:, None] + jnp.arange(count)
+    previous, following = tokens[owner[:, None], seen], tokens[owner[:, None], seen + 1]
+    windows = AnchoredWindows(_stage_rows(own, config, made, tokens), owner, config)
+    tree = {**params, "draft": own}
+    hidden = draft.block_hidden(tree, config, previous[:, 0], at, windows, count, RELEASED)  # type: ignore[arg-type]
+    base = linear(rms_norm(hidden, own["norm"], config.norm_eps), params["head"])
+    markov = own["markov_embed"][previous]
+    logits = base + linear(markov, own["markov_head"])
+    judge = made.logits[owner[:, None], seen]
+    target = distilled * jax.nn.softmax(judge) + (1 - distilled) * jax.nn.one_hot(
+        following, config.vocab_size
+    )
+    nats = optax.softmax_cross_entropy(logits, target).mean()
+    accepted = jnp.argmax(logits, -1) == jnp.argmax(judge, -1)
+    seen_by_confidence = jax.lax.stop_gradient(jnp.concatenate([hidden, markov], axis=-1))
+    confidence = optax.sigmoid_binary_cross_entropy(
+        seen_by_confidence @ own["confidence"], accepted.astype(jnp.float32)
+    ).mean()
+    return nats + confidence, (nats, confidence, accepted.mean(0))
+
+
+def _stage_rows(
+    own: dict[str, Any], config: ModelConfig, made: whole.Pass, tokens: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Per draft stage [S, T, C]: the rows the backbone leaves for it."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    memory = draft_keys.remember(
+        own,
+        config,
+        list(made.features),
+        positions,
+        jnp.ones(tokens.shape, bool),
+        create_dense(config, *tokens.shape),
+        RELEASED,
+    )
+    return memory.windows[config.num_layers :]

@@ -1,0 +1,83 @@
+"""The training room against the model it trains, and its parts against small answers by hand."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from deepinfer_jax import presets
+from deepinfer_jax.cache.dense import create_dense
+from deepinfer_jax.model import backbone, experts
+from deepinfer_jax.model.declaration import model_parameters
+from deepinfer_jax.model.numerics import EXACT
+from deepinfer_jax.model.parameters import initialise
+from deepinfer_jax.model.rows import text_rows
+from experiments.training import baselines, measure, state, text, whole
+
+MODEL = dataclasses.replace(presets.tiny(), index_topk=8)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return initialise(model_parameters(MODEL), jax.random.key(0))
+
+
+def test_whole_sequences_equal_the_backbone(params):
+    tokens = jax.random.randint(jax.random.key(1), (2, 32), 0, MODEL.vocab_size)
+
+    @jax.jit
+    def served(tokens):
+        start = jnp.zeros(2, jnp.int32)
+        rows = text_rows(MODEL, tokens, start, start + 32)
+        made, _ = backbone.forward(params, MODEL, rows, create_dense(MODEL, 2, 32), numerics=EXACT)
+        return backbone.logits(params, MODEL, made.hidden), made.visits
+
+    logits, visits = served(tokens)
+    made = jax.jit(lambda t: whole.forward(params, MODEL, t, EXACT))(tokens)
+    scale = float(jnp.abs(logits).max())
+    np.testing.assert_allclose(made.logits / scale, logits / scale, atol=1e-4)
+    np.testing.assert_array_equal(made.visits, visits)
+
+
+def test_every_expert_equals_the_grouped_experts(params):
+    x = jax.random.normal(jax.random.key(2), (2, 9, MODEL.hidden_size))
+    weights = params["layers"][0]["moe"]
+    every, visits = whole.every_expert(weights, MODEL, x, 2)
+    valid = jnp.ones((2, 9), bool)
+    grouped, counted = experts.moe(weights, MODEL, x, valid, ~valid, 2)
+    np.testing.assert_allclose(every, grouped, atol=1e-5)
+    np.testing.assert_array_equal(visits, counted)
+
+
+def test_bias_rises_where_visits_are_few():
+    layers = ({"moe": {"bias": jnp.zeros(4)}},)
+    moved = state.balance(layers, jnp.array([[0, 2, 4, 2]]), 0.5)
+    np.testing.assert_array_equal(moved[0]["moe"]["bias"], [0.5, 0, -0.5, 0])
+
+
+def test_bigram_counts_by_hand():
+    found = baselines.bigram(np.array([0, 1, 0, 1, 0]), 2, weight=1.0)
+    # unigram with one added: (4 / 7, 3 / 7); two of two steps from 0 go to 1
+    np.testing.assert_allclose(found, [[4 / 21, 17 / 21], [18 / 21, 3 / 21]])
+
+
+def test_calibration_judges_a_draft_only_after_accepted_ones():
+    found = measure.calibration(np.array([0, 2]), np.array([[0.9, 0.1], [0.9, 0.9]]))
+    assert found["bins"] == [{"drafts": 3, "confidence": pytest.approx(0.9), "accepted": 2 / 3}]
+    assert found["expected_error"] == pytest.approx(0.9 - 2 / 3)
+
+
+def test_split_and_tokens_round_trip():
+    names = [f"a{i}.py" for i in range(1000)]
+    assert 30 < sum(map(text.is_held_out, names)) < 100  # one in sixteen: 62
+    tokenizer = text.train_tokenizer(["def f(x):\n    return x\n"] * 3, 270)
+    stream = text.encode(tokenizer, ["def é"])
+    assert stream[0] == 0 and stream[-1] == 1
+    assert tokenizer.decode(stream[1:-1].tolist()) == "def é"
+
+
+def test_a_text_shorter_than_the_context_is_refused():
+    with pytest.raises(ValueError, match="give more text"):
+        text.batch(np.zeros(4, np.int32), 1, 4, np.random.default_rng(0))
