@@ -140,10 +140,12 @@ def _sinkhorn(comb: jax.Array, config: ModelConfig) -> jax.Array:
     comb = jnp.exp(comb - jax.lax.stop_gradient(comb.max(1, keepdims=True)))
     comb = comb / comb.sum(1, keepdims=True) + eps
     comb = comb / (comb.sum(0, keepdims=True) + eps)
-    for _ in range(config.hc_sinkhorn_iterations - 1):
+
+    def both(comb: jax.Array, _: None) -> tuple[jax.Array, None]:
         comb = comb / (comb.sum(1, keepdims=True) + eps)
-        comb = comb / (comb.sum(0, keepdims=True) + eps)
-    return comb
+        return comb / (comb.sum(0, keepdims=True) + eps), None
+
+    return jax.lax.scan(both, comb, None, length=config.hc_sinkhorn_iterations - 1)[0]
 
 
 def _attention(
