@@ -16,16 +16,17 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     config.name = "train_tiny"
     config.model = "trained_tiny"
     config.characters = 400_000 if smoke else 0  # of training text; 0: all
-    config.context = 64 if smoke else 256
+    config.context = 64 if smoke else 128
     config.batch = 2 if smoke else 8
     config.log_every = 2 if smoke else 20
+    config.save_every = 2 if smoke else 100  # steps between states to go on from
     config.backbone = {
-        "steps": 4 if smoke else 500,
+        "steps": 4 if smoke else 750,
         "rate": 5e-3,
         "balance_speed": 2e-3,  # of the routing bias, per step
     }
     config.draft = {
-        "steps": 4 if smoke else 200,
+        "steps": 4 if smoke else 600,
         "rate": 5e-3,
         "anchors": 4 if smoke else 16,  # blocks per sequence
         "distilled": 0.9,  # share of the backbone's distribution in the target, the text the rest

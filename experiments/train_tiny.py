@@ -10,12 +10,15 @@ cached path, calibration of the confidence head, and visits per expert.
 
 from __future__ import annotations
 
+import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.training.train_state import TrainState
 
 from deepinfer_jax import presets
 from deepinfer_jax.config import ModelConfig
@@ -24,41 +27,63 @@ from deepinfer_jax.model.parameters import initialise
 from deepinfer_jax.report import records
 from deepinfer_jax.report.table import table
 from experiments import harness
-from experiments.training import baselines, measure, state, store, text
+from experiments.training import baselines, measure, resume, state, store, text
 from experiments.training.decoding import Decoder
 
 
 def train(
-    model: ModelConfig, stream: np.ndarray, settings: dict[str, Any], seed: int
-) -> tuple[Any, list[dict[str, Any]]]:
-    """Weights after both phases, and a record of every `log_every`-th step."""
-    random, key = np.random.default_rng(seed), jax.random.key(seed)
-    size, length = settings["batch"], settings["context"]
-    records_made: list[dict[str, Any]] = []
+    model: ModelConfig,
+    stream: np.ndarray,
+    settings: dict[str, Any],
+    seed: int,
+    workdir: pathlib.Path | None = None,
+) -> Any:
+    """Weights after both phases; `workdir` gets states to go on from and points.jsonl."""
+    size, length, every = settings["batch"], settings["context"], settings["save_every"]
+    kept = workdir / "state" if workdir else None
+    key = jax.random.key(seed)
 
-    def note(phase: str, i: int, of: int, numbers: dict[str, jax.Array], began: float) -> None:
-        if i % settings["log_every"] == 0 or i == of:
-            plain = {k: v for k, v in jax.device_get(numbers).items() if k != "visits"}
-            plain = {k: v.tolist() for k, v in plain.items()}
-            seconds = time.perf_counter() - began
-            records_made.append({"phase": phase, "step": i, "seconds": seconds, **plain})
-            print(f"{phase} {i}/{of} {plain}, {seconds:.0f} s", flush=True)
+    def phase(name: str, number: int, made: TrainState, step: Callable[..., Any]) -> TrainState:
+        of, began = settings[name]["steps"], time.perf_counter()
+        states = resume.States(kept / name if kept else None, every)
+        done, made = states.latest(made)
+        for i in range(done + 1, of + 1):
+            random = np.random.default_rng((seed, number, i))
+            tokens = jnp.asarray(text.batch(stream, size, length, random))
+            made, numbers = step(made, tokens, jax.random.fold_in(key, i))
+            if i % settings["log_every"] == 0 or i == of:
+                _note(workdir, name, i, of, numbers, time.perf_counter() - began)
+            states.keep(i, made, last=i == of)
+        states.close()
+        return made
 
-    part, began = settings["backbone"], time.perf_counter()
+    part = settings["backbone"]
     params = initialise(model_parameters(model), key)
-    backbone = state.create(params, part["steps"], part["rate"])
     step = state.backbone_step(model, part["balance_speed"])
-    for i in range(1, part["steps"] + 1):
-        backbone, numbers = step(backbone, jnp.asarray(text.batch(stream, size, length, random)))
-        note("backbone", i, part["steps"], numbers, began)
-    params, part, began = backbone.params, settings["draft"], time.perf_counter()
+    backbone = state.create(params, part["steps"], part["rate"])
+    params = phase("backbone", 0, backbone, lambda made, tokens, _: step(made, tokens)).params
+    part = settings["draft"]
+    drafting = state.draft_step(model, part["anchors"], part["distilled"])
     drafter = state.create(jax.tree.map(jnp.copy, params["draft"]), part["steps"], part["rate"])
-    step = state.draft_step(model, part["anchors"], part["distilled"])
-    for i in range(1, part["steps"] + 1):
-        tokens = jnp.asarray(text.batch(stream, size, length, random))
-        drafter, numbers = step(drafter, params, tokens, jax.random.fold_in(key, i))
-        note("draft", i, part["steps"], numbers, began)
-    return {**params, "draft": drafter.params}, records_made
+    drafter = phase("draft", 1, drafter, lambda made, *rest: drafting(made, params, *rest))
+    return {**params, "draft": drafter.params}
+
+
+def _note(
+    workdir: pathlib.Path | None,
+    phase: str,
+    step: int,
+    of: int,
+    numbers: dict[str, jax.Array],
+    seconds: float,
+) -> None:
+    """Print a point of the run and keep it; `seconds` are those since the phase was taken up."""
+    plain = {k: v.tolist() for k, v in jax.device_get(numbers).items()}
+    if workdir:
+        row = {"phase": phase, "step": step, "seconds": seconds, **plain}
+        records.append_jsonl(workdir / "points.jsonl", row)
+    shown = ", ".join(f"{k} {np.round(v, 3).tolist()}" for k, v in plain.items() if k != "visits")
+    print(f"{phase} {step}/{of}: {shown}, {seconds:.0f} s", flush=True)
 
 
 def summarise(
@@ -93,10 +118,9 @@ def main(run: harness.Run) -> None:
     training, unseen = text.sources(settings["characters"])
     tokenizer = text.train_tokenizer(training[::4], model.vocab_size)
     stream, unseen = (text.encode(tokenizer, texts) for texts in (training, unseen))
-    params, rows = train(model, stream, settings, run.seed)
+    params = train(model, stream, settings, run.seed, run.workdir)
     if run.workdir:
         store.save(run.workdir / "checkpoint", params, tokenizer, model)
-        records.write_jsonl(run.workdir / "results.jsonl", rows, len(rows))
         params, _ = store.load(run.workdir / "checkpoint", model)  # measured as it is served
     summary = summarise(params, model, stream, unseen, settings)
     if run.workdir:
@@ -107,4 +131,4 @@ def main(run: harness.Run) -> None:
 
 
 if __name__ == "__main__":
-    harness.run(main, config="configs/train_tiny.py")
+    harness.run(main, config="configs/train_tiny.py", resumable=True)

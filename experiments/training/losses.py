@@ -61,7 +61,9 @@ def draft_loss(
     The block at a reads token a and drafts tokens a + 1 .. a + N; its Markov head is given the
     true tokens. Targets are the backbone's distributions (share `distilled`) and the text. A draft
     is called accepted if its most likely token is the backbone's, for verification here is greedy;
-    confidence learns that by cross entropy and sends no gradient into the drafter.
+    confidence learns that by cross entropy and sends no gradient into the drafter. It is judged
+    only behind drafts that were accepted and that the text confirms: elsewhere greedy decoding
+    never arrives.
 
     Args:
       own: the drafter's weights, the only ones that learn.
@@ -88,11 +90,19 @@ def draft_loss(
     )
     nats = optax.softmax_cross_entropy(logits, target).mean()
     accepted = jnp.argmax(logits, -1) == jnp.argmax(judge, -1)
+    reached = _reached(accepted & (following == jnp.argmax(judge, -1)))
     seen_by_confidence = jax.lax.stop_gradient(jnp.concatenate([hidden, markov], axis=-1))
-    confidence = optax.sigmoid_binary_cross_entropy(
+    each = optax.sigmoid_binary_cross_entropy(
         seen_by_confidence @ own["confidence"], accepted.astype(jnp.float32)
-    ).mean()
+    )
+    confidence = (each * reached).sum() / reached.sum()
     return nats + confidence, (nats, confidence, accepted.mean(0))
+
+
+def _reached(right: jax.Array) -> jax.Array:
+    """float32 [N, K]: 1 where all drafts before were right [N, K], as when decoding gets there."""
+    before = jnp.cumprod(right[:, :-1].astype(jnp.float32), axis=1)
+    return jnp.pad(before, ((0, 0), (1, 0)), constant_values=1)
 
 
 def _stage_rows(
