@@ -4,9 +4,15 @@ Counter based: uniform = threefry(threefry(seed, position), use). No state, so a
 same numbers whatever shares its batch, in whatever row it lies, overlapped or not, and again after
 a preemption. `position` is the absolute position the drawn token will take.
 
-One (position, use) may be asked for in several steps: a draft behind a rejected one is drawn again
-later. That is harmless: nothing committed depended on the first draw, because a draft's acceptance
-looks at no later position.
+A test behind a rejected draft is drawn again by a later step. That is harmless: nothing committed
+depended on the first draw, because a draft's acceptance looks at no later position.
+
+Drafts are different. Confidences of one block of drafts decide how many drafts of the next blocks
+are verified, so a draft's number must not come back in a later block: the law of what is emitted
+would change. Their numbers therefore belong to the block, whose first position only grows.
+Worked example of the fault, both blocks using one number u for a position: drafts a iff u < 1/2,
+verified iff the older draft was a, target q(a) = 1/4. Then a is emitted with chance
+1/2 x 1/2 + 1/2 x 1/4 = 3/8.
 """
 
 from __future__ import annotations
@@ -28,7 +34,7 @@ class Use(enum.IntEnum):
     FRESH = 0  # a token from the target distribution
     RESIDUAL = 1  # a token instead of a rejected draft
     ACCEPT = 2  # the test of a draft
-    DRAFT = 3  # a draft
+    DRAFT = 3  # draft i of a block is use 3 + i at the block's first position
 
 
 def seed_words(seeds: Sequence[int]) -> np.ndarray:

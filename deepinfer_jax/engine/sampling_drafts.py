@@ -30,7 +30,7 @@ class DraftSampler:
         context = RowContext(positions=positions, drafts=none, slots=jnp.zeros_like(self.first))
         log_probs = process(logits[:, None], self.packed, context)[:, 0]
         self.log_probs.append(log_probs)
-        number = uniforms(self.packed.seed, positions, Use.DRAFT)[:, 0]
+        number = uniforms(self.packed.seed, self.first, Use.DRAFT + index)
         return draw(jnp.exp(log_probs), number)
 
     def proposals(self, tokens: jax.Array) -> Proposals:
