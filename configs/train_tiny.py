@@ -33,7 +33,7 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     }
     config.held_out = {
         "stretches": 8 if smoke else 64,
-        "prompts": 1 if smoke else 8,
+        "prompts": 1 if smoke else 24,
         "prompt": 32 if smoke else 64,
         "generated": 16 if smoke else 64,
     }

@@ -3,14 +3,16 @@
   python -m experiments.train_tiny --config=configs/train_tiny.py --workdir=runs/tiny
   python -m experiments.train_tiny --config=configs/train_tiny.py:smoke --workdir=runs/smoke
 
-The workdir gets the checkpoint (`checkpoint/`), results.jsonl with the losses on the way, and
-summary.json: held-out loss beside unigram and bigram counts, acceptance per draft position on the
-cached path, calibration of the confidence head, and visits per expert.
+The workdir gets the checkpoint (`checkpoint/`), results.jsonl with the losses on the way, plots/,
+routing.json with visits per expert, and summary.json: held-out loss beside unigram and bigram
+counts, acceptance per draft position on the cached path, calibration of the confidence head. The
+same command goes on where a killed run was.
 """
 
 from __future__ import annotations
 
 import pathlib
+import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 from flax.training.train_state import TrainState
 
 from deepinfer_jax import presets
@@ -25,9 +28,11 @@ from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.declaration import model_parameters
 from deepinfer_jax.model.parameters import initialise
 from deepinfer_jax.report import records
+from deepinfer_jax.report.page import Plot
 from deepinfer_jax.report.table import table
+from deepinfer_jax.report.write import write_plots
 from experiments import harness
-from experiments.training import baselines, measure, resume, state, store, text
+from experiments.training import baselines, figures, measure, resume, state, store, text
 from experiments.training.decoding import Decoder
 
 
@@ -96,25 +101,68 @@ def summarise(
     """Everything measured on held-out text."""
     part = settings["held_out"]
     tokens = text.stretches(unseen, part["stretches"], settings["context"])
-    decoder = Decoder(
-        params,
-        model,
-        context=settings["context"],
-        drafts=model.draft.block_size if model.draft else 0,
-        chunk=part["prompt"],
-        format="values",
+    decoders = (
+        Decoder(
+            params,
+            model,
+            context=settings["context"],
+            drafts=drafts,
+            chunk=part["prompt"],
+            format="values",
+        )
+        for drafts in (model.draft.block_size if model.draft else 0, 0)
     )
     prompts = tokens[: part["prompts"], : part["prompt"]]
     return {
+        "training_tokens": len(stream),
+        "held_out_tokens": len(unseen),
         "held_out": measure.held_out(params, model, tokens),
         "baselines": baselines.losses(stream, tokens, model.vocab_size),
-        "speculation": measure.speculation(decoder, prompts, part["generated"]),
+        "speculation": measure.speculation(*decoders, prompts, part["generated"]),
     }
 
 
+def write(workdir: pathlib.Path, summary: dict[str, Any], settings: dict[str, Any]) -> None:
+    """results.jsonl, summary.json, routing.json and plots/ of a run whose points are kept."""
+    points = {(p["phase"], p["step"]): p for p in records.read_jsonl(workdir / "points.jsonl")}
+    records.write_jsonl(workdir / "results.jsonl", points.values(), len(points))
+    records.write_json(workdir / "summary.json", {**records.environment(), **summary})
+    routing = {
+        "model": settings["model"],
+        "tokens": settings["held_out"]["stretches"] * settings["context"],
+        "visits": summary["held_out"]["visits"],  # [layer][expert]
+    }
+    records.write_json(workdir / "routing.json", routing)
+    drawn = [
+        Plot("loss", "", "", figures.losses(list(points.values()), summary)),
+        Plot("acceptance", "", "", figures.acceptance(summary["speculation"])),
+    ]
+    write_plots(workdir, drawn)
+
+
+def show(summary: dict[str, Any]) -> None:
+    """The figures that matter, on the terminal."""
+    losses = {"model": summary["held_out"]["nats"], **summary["baselines"]}
+    print(table([{"held-out nats per token": k, "": f"{v:.3f}"} for k, v in losses.items()]))
+    found = summary["speculation"]
+    rows = [
+        {"draft": i + 1, **{k: f"{row[k]:.3f}" for k in ("accepted", "confidence")}}
+        for i, row in enumerate(found["calibration"]["positions"])
+    ]
+    print(table(rows, title="Drafts, given that all before were accepted"))
+    print(
+        f"{found['tokens_per_step']:.2f} tokens per step; the same text as without drafts for "
+        f"{found['same_text']:.0%} of {found['prompts']} prompts; confidence off by "
+        f"{found['calibration']['expected_error']:.3f} on average"
+    )
+
+
 def main(run: harness.Run) -> None:
+    logging.set_verbosity(logging.WARNING)  # orbax reports every file at INFO
     settings = run.parameters
     model = getattr(presets, settings["model"])()
+    if run.workdir and not run.resuming:
+        shutil.rmtree(run.workdir / "state", ignore_errors=True)  # of a run that was overwritten
     training, unseen = text.sources(settings["characters"])
     tokenizer = text.train_tokenizer(training[::4], model.vocab_size)
     stream, unseen = (text.encode(tokenizer, texts) for texts in (training, unseen))
@@ -124,10 +172,8 @@ def main(run: harness.Run) -> None:
         params, _ = store.load(run.workdir / "checkpoint", model)  # measured as it is served
     summary = summarise(params, model, stream, unseen, settings)
     if run.workdir:
-        records.write_json(run.workdir / "summary.json", summary)
-    losses = {"model": summary["held_out"]["nats"], **summary["baselines"]}
-    print(table([{"held-out nats per token": k, "": f"{v:.3f}"} for k, v in losses.items()]))
-    print(f"tokens per speculative step: {summary['speculation']['tokens_per_step']:.2f}")
+        write(run.workdir, summary, settings)
+    show(summary)
 
 
 if __name__ == "__main__":

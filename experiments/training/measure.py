@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.cost import acceptance
 from experiments.training import losses, whole
-from experiments.training.decoding import Decoder
+from experiments.training.decoding import Decoder, Step
 
 BINS = 5  # of the calibration table
 
@@ -30,22 +31,35 @@ def held_out(params: Any, config: ModelConfig, tokens: np.ndarray, size: int = 8
     }
 
 
-def speculation(decoder: Decoder, prompts: np.ndarray, count: int) -> dict[str, Any]:
-    """Acceptance and calibration while `count` tokens follow each of prompts [S, T]."""
-    steps = [
-        (int(step.accepted), np.asarray(step.confidence))
-        for prompt in prompts
-        for step in list(decoder.generate(prompt, count, stop=-1))[1:]
-    ]
+def speculation(
+    decoder: Decoder, plain: Decoder, prompts: np.ndarray, count: int
+) -> dict[str, Any]:
+    """Acceptance and calibration while `count` tokens follow each of prompts [S, T].
+
+    `same_text` is the share of answers that equal what `plain`, without drafts, makes.
+    """
+    steps, same = [], []
+    for prompt in prompts:
+        made = list(decoder.generate(prompt, count, stop=-1))
+        steps += [(int(step.accepted), np.asarray(step.confidence)) for step in made[1:]]
+        same.append(tokens(made)[:count] == tokens(plain.generate(prompt, count, stop=-1))[:count])
     accepted = np.array([a for a, _ in steps])
     survival = [float((accepted > k).mean()) for k in range(decoder.drafts)]
     return {
+        "prompts": len(prompts),
+        "generated": count,
+        "same_text": float(np.mean(same)),
         "steps": len(steps),
         "survival": survival,
         "conditionals": acceptance.conditionals_from_survival(survival),
         "tokens_per_step": acceptance.tau_from_survival(survival),
         "calibration": calibration(accepted, np.stack([c for _, c in steps])),
     }
+
+
+def tokens(steps: Iterable[Step]) -> list[int]:
+    """All tokens that the steps made."""
+    return [t for step in steps for t in np.asarray(step.tokens)[: int(step.accepted) + 1].tolist()]
 
 
 def calibration(accepted: np.ndarray, confidence: np.ndarray) -> dict[str, Any]:
@@ -56,20 +70,28 @@ def calibration(accepted: np.ndarray, confidence: np.ndarray) -> dict[str, Any]:
       confidence: float [N, drafts].
 
     Returns:
-      The expected calibration error over `BINS` even bins, and the bins.
+      The expected calibration error over `BINS` even bins; means over all drafts, by bin, and by
+      position.
     """
     position = np.arange(confidence.shape[1])
     judged = position <= accepted[:, None]
-    said, right = confidence[judged], (position < accepted[:, None])[judged]
-    which = np.minimum((said * BINS).astype(int), BINS - 1)
-    rows = [
-        {
-            "drafts": int((which == b).sum()),
-            "confidence": float(said[which == b].mean()),
-            "accepted": float(right[which == b].mean()),
+    right = position < accepted[:, None]
+    which = np.minimum((confidence * BINS).astype(int), BINS - 1)
+
+    def means(where: np.ndarray) -> dict[str, Any]:
+        return {
+            "drafts": int(where.sum()),
+            "confidence": float(confidence[where].mean()),
+            "accepted": float(right[where].mean()),
         }
-        for b in range(BINS)
-        if (which == b).any()
-    ]
-    error = sum(r["drafts"] * abs(r["confidence"] - r["accepted"]) for r in rows) / len(said)
-    return {"expected_error": error, "bins": rows}
+
+    groups = [judged & (which == b) for b in range(BINS)]
+    bins = [means(group) for group in groups if group.any()]
+    columns = [judged & (position == k) for k in position]
+    error = sum(b["drafts"] * abs(b["confidence"] - b["accepted"]) for b in bins) / judged.sum()
+    return {
+        "expected_error": float(error),
+        **means(judged),
+        "bins": bins,
+        "positions": [means(column) for column in columns if column.any()],
+    }

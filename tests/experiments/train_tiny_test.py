@@ -67,6 +67,7 @@ def test_calibration_judges_a_draft_only_after_accepted_ones():
     found = measure.calibration(np.array([0, 2]), np.array([[0.9, 0.1], [0.9, 0.9]]))
     assert found["bins"] == [{"drafts": 3, "confidence": pytest.approx(0.9), "accepted": 2 / 3}]
     assert found["expected_error"] == pytest.approx(0.9 - 2 / 3)
+    assert [row["accepted"] for row in found["positions"]] == [0.5, 1.0]
 
 
 def test_split_and_tokens_round_trip():
