@@ -299,6 +299,11 @@ class EngineConfig:
         return self.max_num_batched_tokens or asked
 
     @property
+    def least_chunk(self) -> int:
+        """Tokens a budget must leave for a prompt to be cut there: `min_chunk` in whole multiples."""
+        return -(-self.min_chunk // self.chunk_multiple) * self.chunk_multiple
+
+    @property
     def num_slots(self) -> int:
         """State slots, the reserved one included (256 requests: 308)."""
         return self.max_num_seqs * self.slots_percent // 100 + 1

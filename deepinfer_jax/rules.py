@@ -269,10 +269,9 @@ def _check_budget(c: EngineConfig) -> None:
         f"max_prefill_context is {c.max_prefill_context}, below max_model_len {c.max_model_len}: "
         "a long prompt would wait for ever; raise it",
     )
-    least = max(c.min_chunk, c.chunk_multiple)
     require(
-        budget >= least,
-        f"max_num_batched_tokens is {budget}, below the smallest chunk of {least}; raise it",
+        budget >= c.least_chunk,
+        f"max_num_batched_tokens is {budget}, below the smallest chunk of {c.least_chunk}; raise it",
     )
 
 
