@@ -34,6 +34,8 @@ setup(
         "flax",
         "optax",
         "tokenizers",
+        # structured output
+        "llguidance",
     ],
     extras_require={
         "test": TEST,
