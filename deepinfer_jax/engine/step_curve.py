@@ -10,6 +10,7 @@ import bisect
 import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -34,7 +35,7 @@ class StepCurve:
     milliseconds: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        increasing = all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False))
+        increasing = all(a < b for a, b in itertools.pairwise(self.sizes))
         require(
             len(self.sizes) == len(self.milliseconds) > 0 and increasing,
             f"sizes {self.sizes} with times {self.milliseconds}; give one time per ascending size",
