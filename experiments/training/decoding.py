@@ -68,8 +68,8 @@ class Decoder:
         self._prefill = jax.jit(self._forward)
         self._step = jax.jit(self._speculate if drafts else self._plain)
 
-    def generate(self, prompt: np.ndarray, count: int, stop: int) -> Iterator[Step]:
-        """Steps until `count` tokens were made or `stop` was; the first one has the prompt's token.
+    def check(self, prompt: np.ndarray, count: int) -> None:
+        """Refuse what `generate` could not answer.
 
         Raises:
           ValueError: an empty prompt, or no room for it and `count` tokens.
@@ -81,6 +81,14 @@ class Decoder:
                 f"the prompt has {len(prompt)} tokens and {count} are asked for; the context is "
                 f"{self.context}, so shorten the prompt or lower max_new_tokens"
             )
+
+    def generate(self, prompt: np.ndarray, count: int, stop: int) -> Iterator[Step]:
+        """Steps until `count` tokens were made or `stop` was; the first one has the prompt's token.
+
+        Raises:
+          ValueError: see `check`.
+        """
+        self.check(prompt, count)
         step = self._read(np.asarray(prompt, np.int32))
         yield step
         made, position = 1, len(prompt)

@@ -1,5 +1,9 @@
 """Greedy decoding: drafts change the steps, not the text, and a whole pass says the same."""
 
+import json
+import pathlib
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,17 +11,29 @@ import pytest
 
 from deepinfer_jax import presets
 from deepinfer_jax.model.declaration import model_parameters
-from deepinfer_jax.model.parameters import initialise
-from experiments.training import store
+from deepinfer_jax.model.parameters import is_leaf
+from experiments.training import measure, store
 from experiments.training.decoding import Decoder
 
 MODEL = presets.tiny()
 PROMPT = np.arange(3, 14, dtype=np.int32)
 
 
+SHIPPED = pathlib.Path(__file__).parents[2] / "configs/checkpoints/tiny"
+
+
+def _draw(leaf, random):
+    middle, spread = {"ones": (1, 0.1), "zeros": (0, 0.1), "normal": (0, leaf.shape[-1] ** -0.5)}[
+        leaf.init
+    ]
+    return jnp.asarray(middle + spread * random.standard_normal(leaf.shape), jnp.float32)
+
+
 @pytest.fixture(scope="module")
 def params():
-    return initialise(model_parameters(MODEL), jax.random.key(0))
+    random = np.random.default_rng(0)
+    tree = model_parameters(MODEL)
+    return jax.tree.map(lambda leaf: _draw(leaf, random), tree, is_leaf=is_leaf)
 
 
 def decoder(params, drafts, memory):
@@ -37,11 +53,13 @@ def plain(params):
     return tokens(one, 20), tokens(one, 20)
 
 
+@pytest.mark.slow
 def test_plain_decoding_is_deterministic(plain):
     assert plain[0] == plain[1]
     assert len(plain[0]) == 20
 
 
+@pytest.mark.slow
 def test_drafts_on_bytes_do_not_change_the_text(params, plain):
     assert tokens(decoder(params, 5, "bytes"), 20) == plain[0]
 
@@ -68,3 +86,43 @@ def test_a_checkpoint_comes_back_rounded(tmp_path, params):
     np.testing.assert_array_equal(found["head"], rounded)
     bias = params["layers"][0]["attn_mix"]["fn"]
     np.testing.assert_array_equal(found["layers"][0]["attn_mix"]["fn"], bias)
+
+
+def test_the_shipped_checkpoint_is_whole_and_says_how_good_it_is():
+    params, tokenizer = store.load(SHIPPED, presets.trained_tiny())
+    assert params["head"].shape[0] == tokenizer.get_vocab_size()
+    found = json.loads((SHIPPED / "measured.json").read_text())
+    assert found["held_out"]["nats"] < found["baselines"]["bigram"] - 0.3
+    assert found["speculation"]["same_text"] == 1
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    copy = shutil.copytree(SHIPPED, tmp_path / "copy")
+    largest = max((p for p in copy.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+    with pytest.raises(ValueError, match=f"1 files are absent or changed.*{largest.name}"):
+        store.load(copy, presets.trained_tiny())
+
+
+def test_a_checkpoint_of_another_model_is_refused():
+    with pytest.raises(ValueError, match="holds another model"):
+        store.load(SHIPPED, MODEL)
+
+
+@pytest.mark.slow
+def test_the_shipped_model_writes_the_same_text_with_drafts():
+    model = presets.trained_tiny()
+    params, tokenizer = store.load(SHIPPED, model)
+    prompt = np.array([model.bos_token_id, *tokenizer.encode("import ").ids], np.int32)
+    texts = [
+        measure.tokens(
+            Decoder(params, model, context=128, drafts=drafts, chunk=64, format="bytes").generate(
+                prompt, 64, stop=-1
+            )
+        )[:64]
+        for drafts in (0, model.draft.block_size)
+    ]
+    assert texts[0] == texts[1]
+    assert len(set(texts[0])) > 8

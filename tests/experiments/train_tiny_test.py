@@ -1,6 +1,11 @@
 """The training room against the model it trains, and its parts against small answers by hand."""
 
 import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -12,16 +17,37 @@ from deepinfer_jax.cache.dense import create_dense
 from deepinfer_jax.model import backbone, experts
 from deepinfer_jax.model.declaration import model_parameters
 from deepinfer_jax.model.numerics import EXACT
-from deepinfer_jax.model.parameters import initialise
+from deepinfer_jax.model.parameters import is_leaf
 from deepinfer_jax.model.rows import text_rows
-from experiments.training import baselines, measure, state, text, whole
+from experiments.training import baselines, losses, measure, resume, state, text, whole
 
-MODEL = dataclasses.replace(presets.tiny(), index_topk=8)
+ROOT = pathlib.Path(__file__).parents[2]
+
+TINY = presets.tiny()
+MODEL = dataclasses.replace(  # every kind of layer once: window, both sources, reuse, candidates
+    TINY,
+    num_layers=5,
+    compress_ratios=(0, 2, 1, 1, 1, 0),
+    kv_source_layer_ids=(1, 2),
+    index_source_layer_ids=(1, 2, 4),
+    candidate_source_layer_id=2,
+    engram=dataclasses.replace(TINY.engram, layer_ids=(1,), num_embeddings=(462,)),
+    draft=dataclasses.replace(TINY.draft, num_layers=1, target_layer_ids=(3, 4)),
+)
+
+
+def _draw(leaf, random):
+    middle, spread = {"ones": (1, 0.1), "zeros": (0, 0.1), "normal": (0, leaf.shape[-1] ** -0.5)}[
+        leaf.init
+    ]
+    return jnp.asarray(middle + spread * random.standard_normal(leaf.shape), jnp.float32)
 
 
 @pytest.fixture(scope="module")
 def params():
-    return initialise(model_parameters(MODEL), jax.random.key(0))
+    random = np.random.default_rng(0)
+    tree = model_parameters(MODEL)
+    return jax.tree.map(lambda leaf: _draw(leaf, random), tree, is_leaf=is_leaf)
 
 
 def test_whole_sequences_equal_the_backbone(params):
@@ -82,3 +108,43 @@ def test_split_and_tokens_round_trip():
 def test_a_text_shorter_than_the_context_is_refused():
     with pytest.raises(ValueError, match="give more text"):
         text.batch(np.zeros(4, np.int32), 1, 4, np.random.default_rng(0))
+
+
+def test_confidence_is_judged_behind_right_drafts_only():
+    right = jnp.array([[True, False, True], [True, True, False]])
+    np.testing.assert_array_equal(losses._reached(right), [[1, 1, 0], [1, 1, 1]])
+
+
+def test_states_are_taken_up_where_they_were_kept(tmp_path):
+    made = state.create({"w": jnp.arange(3.0)}, 4, 0.1)
+    moved = made.apply_gradients(grads={"w": jnp.ones(3)})
+    first = resume.States(tmp_path / "phase", every=2)
+    assert first.latest(made)[0] == 0
+    first.keep(1, made, last=False)
+    first.keep(2, moved, last=False)
+    first.close()
+    done, found = resume.States(tmp_path / "phase", every=2).latest(made)
+    assert done == 2
+    assert int(found.step) == 1
+    jax.tree.map(np.testing.assert_array_equal, found.opt_state, moved.opt_state)
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_with_the_weights_of_an_uninterrupted_one(tmp_path):
+    def command(name):
+        module = [sys.executable, "-m", "experiments.train_tiny"]
+        return [*module, "--config=configs/train_tiny.py:smoke", f"--workdir={tmp_path / name}"]
+
+    def digests(name):
+        return json.loads((tmp_path / name / "summary.json").read_text())["held_out"]
+
+    subprocess.run(command("whole"), cwd=ROOT, check=True)
+    running = subprocess.Popen(command("cut"), cwd=ROOT)
+    while not list(tmp_path.glob("cut/state/backbone/2/_CHECKPOINT_METADATA")):
+        assert running.poll() is None
+        time.sleep(0.05)
+    running.kill()
+    running.wait()
+    assert not (tmp_path / "cut" / "checkpoint").exists()
+    subprocess.run(command("cut"), cwd=ROOT, check=True)
+    assert digests("cut") == digests("whole")
