@@ -101,7 +101,7 @@ def summarise(
     """Everything measured on held-out text."""
     part = settings["held_out"]
     tokens = text.stretches(unseen, part["stretches"], settings["context"])
-    decoders = (
+    speculative, plain = (
         Decoder(
             params,
             model,
@@ -118,7 +118,7 @@ def summarise(
         "held_out_tokens": len(unseen),
         "held_out": measure.held_out(params, model, tokens),
         "baselines": baselines.losses(stream, tokens, model.vocab_size),
-        "speculation": measure.speculation(*decoders, prompts, part["generated"]),
+        "speculation": measure.speculation(speculative, plain, prompts, part["generated"]),
     }
 
 
@@ -165,12 +165,12 @@ def main(run: harness.Run) -> None:
         shutil.rmtree(run.workdir / "state", ignore_errors=True)  # of a run that was overwritten
     training, unseen = text.sources(settings["characters"])
     tokenizer = text.train_tokenizer(training[::4], model.vocab_size)
-    stream, unseen = (text.encode(tokenizer, texts) for texts in (training, unseen))
+    stream, held_out = (text.encode(tokenizer, texts) for texts in (training, unseen))
     params = train(model, stream, settings, run.seed, run.workdir)
     if run.workdir:
         store.save(run.workdir / "checkpoint", params, tokenizer, model)
         params, _ = store.load(run.workdir / "checkpoint", model)  # measured as it is served
-    summary = summarise(params, model, stream, unseen, settings)
+    summary = summarise(params, model, stream, held_out, settings)
     if run.workdir:
         write(run.workdir, summary, settings)
     show(summary)

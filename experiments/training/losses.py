@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
+import optax  # type: ignore[import-untyped]
 
 from deepinfer_jax.cache.dense import create_dense
 from deepinfer_jax.config import ModelConfig
-from deepinfer_jax.model import draft, draft_keys
+from deepinfer_jax.model import draft_keys
 from deepinfer_jax.model.numerics import RELEASED, linear, rms_norm
-from experiments.training import whole
+from experiments.training import block, whole
 
 INDEX_WEIGHT = 0.1  # Adam forgives its size: almost only the indexer's weights feel this loss
 
@@ -30,21 +29,6 @@ def backbone_loss(
 def next_token_nats(logits: jax.Array, tokens: jax.Array) -> jax.Array:
     """[S, T - 1]: nats of tokens 1 .. T - 1 under logits [S, T, V] of those before."""
     return optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], tokens[:, 1:])
-
-
-@dataclasses.dataclass(frozen=True)
-class AnchoredWindows:
-    """The part of a `Memory` the drafter reads, for many anchors of one sequence at once."""
-
-    rows: tuple[jax.Array, ...]  # per draft stage [S, T, C]
-    owner: jax.Array  # int32 [N] the sequence of each anchor
-    config: ModelConfig
-
-    def read_window(self, ring: int, start: jax.Array) -> jax.Array:
-        """[N, W, C] before start [N]."""
-        rows, width = self.rows[ring - self.config.num_layers], self.config.window
-        at = start[:, None] - width + jnp.arange(width)
-        return rows[self.owner[:, None], jnp.clip(at, 0, rows.shape[1] - 1)]
 
 
 def draft_loss(
@@ -78,9 +62,11 @@ def draft_loss(
     owner, at = jnp.repeat(jnp.arange(sequences), per), anchors.reshape(-1)
     seen = at[:, None] + jnp.arange(count)
     previous, following = tokens[owner[:, None], seen], tokens[owner[:, None], seen + 1]
-    windows = AnchoredWindows(_stage_rows(own, config, made, tokens), owner, config)
+    before = jnp.maximum(at[:, None] - config.window + jnp.arange(config.window), 0)
+    stages = _stage_rows(own, config, made, tokens)
+    histories = tuple(rows[owner[:, None], before] for rows in stages)
     tree = {**params, "draft": own}
-    hidden = draft.block_hidden(tree, config, previous[:, 0], at, windows, count, RELEASED)  # type: ignore[arg-type]
+    hidden = block.hidden(tree, config, previous[:, 0], at, histories, count)
     base = linear(rms_norm(hidden, own["norm"], config.norm_eps), params["head"])
     markov = own["markov_embed"][previous]
     logits = base + linear(markov, own["markov_head"])
@@ -116,7 +102,7 @@ def _stage_rows(
         list(made.features),
         positions,
         jnp.ones(tokens.shape, bool),
-        create_dense(config, *tokens.shape),
+        create_dense(config, tokens.shape[0], tokens.shape[1]),
         RELEASED,
     )
     return memory.windows[config.num_layers :]

@@ -11,7 +11,7 @@ import pathlib
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
+import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
 
 class States:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
+import optax  # type: ignore[import-untyped]
 from flax.training.train_state import TrainState
 
 from deepinfer_jax.config import ModelConfig

@@ -14,12 +14,12 @@ import pytest
 
 from deepinfer_jax import presets
 from deepinfer_jax.cache.dense import create_dense
-from deepinfer_jax.model import backbone, experts
+from deepinfer_jax.model import backbone, draft, experts
 from deepinfer_jax.model.declaration import model_parameters
 from deepinfer_jax.model.numerics import EXACT
 from deepinfer_jax.model.parameters import is_leaf
 from deepinfer_jax.model.rows import text_rows
-from experiments.training import baselines, losses, measure, resume, state, text, whole
+from experiments.training import baselines, block, losses, measure, resume, state, text, whole
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -75,6 +75,24 @@ def test_every_expert_equals_the_grouped_experts(params):
     grouped, counted = experts.moe(weights, MODEL, x, valid, ~valid, 2)
     np.testing.assert_allclose(every, grouped, atol=1e-5)
     np.testing.assert_array_equal(visits, counted)
+
+
+def test_blocks_equal_the_drafter(params):
+    memory = create_dense(MODEL, 2, 16)
+    rows = jax.random.normal(jax.random.key(3), (2, 16, MODEL.head_dim))
+    memory = dataclasses.replace(memory, windows=(rows,) * MODEL.num_rings)
+    token, at = jnp.array([5, 9]), jnp.array([3, 12])
+    history = memory.read_window(MODEL.num_layers, at)
+
+    @jax.jit
+    def both(params):
+        return (
+            draft.block_hidden(params, MODEL, token, at, memory, 4, EXACT),
+            block.hidden(params, MODEL, token, at, (history,), 4, EXACT),
+        )
+
+    served, made = both(params)
+    np.testing.assert_allclose(made, served, atol=1e-4 * float(jnp.abs(served).max()))
 
 
 def test_bias_rises_where_visits_are_few():
