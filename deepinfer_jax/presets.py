@@ -14,6 +14,11 @@ from deepinfer_jax.config import (
     VisionConfig,
 )
 
+TOKENIZERS = {  # of presets that have one: files of `tokenizers`, from the repository's root
+    "small": "configs/tokenizers/small.json",
+    "trained_tiny": "configs/checkpoints/tiny/tokenizer.json",
+}
+
 
 def v41_flash() -> ModelConfig:
     """DeepSeek-V4.1-Flash, exactly (released config.json and inference/model.py)."""

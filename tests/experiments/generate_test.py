@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from deepinfer_jax import presets
 from deepinfer_jax.model.declaration import model_parameters
@@ -126,3 +127,10 @@ def test_the_shipped_model_writes_the_same_text_with_drafts():
     ]
     assert texts[0] == texts[1]
     assert len(set(texts[0])) > 8
+
+
+@pytest.mark.parametrize("name", presets.TOKENIZERS)
+def test_presets_name_tokenizers_of_their_size(name):
+    tokenizer = Tokenizer.from_file(str(SHIPPED.parents[2] / presets.TOKENIZERS[name]))
+    assert tokenizer.get_vocab_size() == getattr(presets, name)().vocab_size
+    assert tokenizer.decode(tokenizer.encode("x = é").ids) == "x = é"
