@@ -51,10 +51,14 @@ def project_out(
     """The layer's output [..., D] from attended values [..., H, C]."""
     straight = rotate(mixed, angles.inverse.heads())
     grouped = straight.reshape(*mixed.shape[:-2], config.o_groups, -1)
-    latent = jnp.einsum(
-        "...gi,gri->...gr", grouped, params["wo_a"], preferred_element_type=jnp.float32
+    latent = jnp.einsum(  # groups in front: XLA:CPU does that transpose better than its own
+        "g...i,gri->g...r",
+        jnp.moveaxis(grouped, -2, 0),
+        params["wo_a"],
+        preferred_element_type=jnp.float32,
     )
-    return linear(latent.astype(mixed.dtype).reshape(*mixed.shape[:-2], -1), params["wo_b"])
+    latent = jnp.moveaxis(latent.astype(mixed.dtype), 0, -2)
+    return linear(latent.reshape(*mixed.shape[:-2], -1), params["wo_b"])
 
 
 def attend(

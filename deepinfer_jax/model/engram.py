@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from deepinfer_jax.config import ModelConfig
+from deepinfer_jax.model.numerics import linear
 
 _MIN_DOT = 1e-6  # the gate's root is taken no closer to zero
 
@@ -49,13 +50,7 @@ def _look_up(
     """Keys [S, Q, n, D] and value [S, Q, 1, D], float32 but rounded to the streams' dtype."""
     *batch, n, width = streams.shape
     memory = jnp.take(params["table"], rows, axis=0, mode="clip").reshape(*batch, -1)
-    projected = jnp.einsum(
-        "sqi,oi->sqo",
-        memory.astype(streams.dtype),
-        params["wkv"],
-        preferred_element_type=jnp.float32,
-    )
-    projected = projected.astype(streams.dtype).astype(jnp.float32)
+    projected = linear(memory.astype(streams.dtype), params["wkv"]).astype(jnp.float32)
     projected = projected.reshape(*batch, n + 1, width)
     return projected[..., :n, :], projected[..., n:, :]
 

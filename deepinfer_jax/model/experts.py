@@ -2,8 +2,8 @@
 
 score_e = sqrt(softplus(router_e . x)); the bias only helps to choose; the weights of the chosen are
 their scores, normed to `routed_scaling`. An expert: down(w silu(min(gate, c)) clip(up, -c, c)).
-`grouped` costs what the chosen experts cost: tokens are sorted by expert, cut into blocks of one
-expert each, and a block multiplies that expert's weights only.
+`grouped` costs what the chosen experts cost: tokens are sorted by expert, and each expert that was
+chosen is read once and multiplies its own rows, a block at a time.
 Source: released DeepSeek-V4.1 `inference/model.py`.
 """
 
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.numerics import linear
 
-MAX_BLOCK = 64  # rows an expert multiplies at a time
+MIN_BLOCK, MAX_BLOCK = 16, 64  # rows an expert multiplies at a time
 
 
 def moe(
@@ -77,46 +77,41 @@ def grouped(
     experts = params["gate_up"].shape[0]
     size = _block_size(tokens * active, experts)
     order = jnp.argsort(chosen.reshape(-1), stable=True)
+    padded = jnp.pad(order, (0, size))
     sizes = jnp.zeros(experts, jnp.int32).at[chosen.reshape(-1)].add(1, mode="drop")
     ends = jnp.cumsum(sizes)
-    last_block = jnp.cumsum(-(-sizes // size))
 
-    def block(_: None, i: jax.Array) -> tuple[None, jax.Array]:
-        expert = jnp.searchsorted(last_block, i, side="right")
-        own = jnp.minimum(expert, experts - 1)
-        before = last_block[own] - -(-sizes[own] // size)
-        at = ends[own] - sizes[own] + (i - before) * size + jnp.arange(size)
-        live = at < ends[own]
-        pair = order[jnp.minimum(at, tokens * active - 1)]
+    def visit(made: jax.Array, e: jax.Array) -> jax.Array:
+        """Rows of `made`, ordered by expert, from those of expert e on."""
+        gate_up, down = params["gate_up"][e], params["down"][e]
 
-        def compute() -> jax.Array:
-            rows = x[pair // active]
-            scale = jnp.where(live, weight.reshape(-1)[pair], 0)
-            hidden = _activate(linear(rows, params["gate_up"][own]), config, scale)
-            return linear(hidden, params["down"][own], jnp.dtype(jnp.float32))
+        def block(i: jax.Array, made: jax.Array) -> jax.Array:
+            at = ends[e] - sizes[e] + i * size
+            pair = jax.lax.dynamic_slice_in_dim(padded, at, size)
+            hidden = linear(x[pair // active], gate_up)
+            hidden = _activate(hidden, config, weight.reshape(-1)[pair])
+            new = linear(hidden, down, jnp.dtype(jnp.float32))
+            return jax.lax.dynamic_update_slice_in_dim(made, new, at, axis=0)
 
-        nothing = jnp.zeros((size, x.shape[1]), jnp.float32)
-        return None, jax.lax.cond(expert < experts, compute, lambda: nothing)
+        return jax.lax.fori_loop(0, -(-sizes[e] // size), block, made)
 
-    blocks = -(-tokens * active // size) + (experts if size > 1 else 0)
-    made = jax.lax.scan(block, None, jnp.arange(blocks))[1].reshape(-1, x.shape[1])
-    return _gather(made, chosen, order, ends - sizes, (last_block - -(-sizes // size)) * size)
+    def one(made: jax.Array, e: jax.Array) -> tuple[jax.Array, None]:
+        return jax.lax.cond(sizes[e] > 0, visit, lambda made, _: made, made, e), None
+
+    # A block's rows behind its expert's are other experts'; those write them again, in their turn.
+    made = jnp.zeros((tokens * active + size, x.shape[1]), jnp.float32)
+    made = jax.lax.scan(one, made, jnp.arange(experts))[0]
+    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size)).reshape(chosen.shape)
+    return jnp.where((chosen < experts)[..., None], made[rank], 0).sum(1)
 
 
 def _block_size(pairs: int, experts: int) -> int:
-    """The power of two nearest below an expert's fair share, at most MAX_BLOCK."""
-    fair = max(1, pairs // experts)
-    return min(MAX_BLOCK, 1 << (fair.bit_length() - 1))
+    """The power of two nearest below an expert's fair share, at most MAX_BLOCK; or a row at a time.
 
-
-def _gather(
-    made: jax.Array, chosen: jax.Array, order: jax.Array, begins: jax.Array, rows: jax.Array
-) -> jax.Array:
-    """Sum each token's rows of `made`, where expert e's rows start at rows[e]."""
-    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size)).reshape(chosen.shape)
-    own = jnp.minimum(chosen, begins.size - 1)
-    found = made[jnp.minimum(rows[own] + rank - begins[own], made.shape[0] - 1)]
-    return jnp.where((chosen < begins.size)[..., None], found, 0).sum(1)
+    XLA:CPU multiplies few rows hardly faster than MIN_BLOCK; one row runs at the rate of the reads.
+    """
+    fair = pairs // experts
+    return 1 if fair < MIN_BLOCK else min(MAX_BLOCK, 1 << (fair.bit_length() - 1))
 
 
 def _activate(gate_up: jax.Array, config: ModelConfig, scale: jax.Array | None) -> jax.Array:

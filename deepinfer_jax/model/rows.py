@@ -100,7 +100,16 @@ def engram_look_ups(
 
     pad = token_map[engram.pad_token_id]
     hashes = (dataclasses.replace(layer, pad=pad) for layer in layer_hashes(engram, 0))
-    return tuple(row_ids(layer, compressed(tokens), compressed(lookback)) for layer in hashes)
+    made = (row_ids(layer, compressed(tokens), compressed(lookback)) for layer in hashes)
+    return tuple(_kept(rows) for rows in made)
+
+
+def _kept(x: jax.Array) -> jax.Array:
+    """x, behind an operation that XLA:CPU does not fuse.
+
+    Fused into the look-up, hashes would be computed for every element of a row: 20 times slower.
+    """
+    return jnp.sort(jnp.stack([x, x], axis=-1), axis=-1)[..., 0]
 
 
 def last(rows: Rows, width: int) -> Rows:

@@ -10,6 +10,9 @@ doubly stochastic `comb`, arXiv 2512.24880. Mixing is float32; the streams keep 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -56,31 +59,41 @@ def mix(params: dict[str, Any], config: ModelConfig, streams: jax.Array) -> Mix:
 
 def _sinkhorn(comb: jax.Array, iterations: int, eps: float) -> jax.Array:
     """Nearly doubly stochastic [..., n, n]: a row softmax, then columns and rows in turn."""
-    comb = jax.nn.softmax(comb, axis=-1) + eps
-    comb = comb / (comb.sum(-2, keepdims=True) + eps)
+    n = comb.shape[-1]
+
+    def by_columns(comb: jax.Array) -> jax.Array:
+        return comb / (_added([comb[..., j : j + 1, :] for j in range(n)]) + eps)
 
     def both(comb: jax.Array, _: None) -> tuple[jax.Array, None]:
-        comb = comb / (comb.sum(-1, keepdims=True) + eps)
-        return comb / (comb.sum(-2, keepdims=True) + eps), None
+        rows = comb / (_added([comb[..., j : j + 1] for j in range(n)]) + eps)
+        return by_columns(rows), None
 
+    comb = by_columns(jax.nn.softmax(comb, axis=-1) + eps)
     return jax.lax.scan(both, comb, None, length=iterations - 1)[0]
+
+
+def _added(terms: Sequence[jax.Array]) -> jax.Array:
+    """Their sum, written out: XLA:CPU's reduction over an axis of four is many times slower."""
+    return functools.reduce(operator.add, terms)
 
 
 def collapse(streams: jax.Array, weights: jax.Array) -> jax.Array:
     """sum_j weights_j streams_j: [..., n, D] and [..., n] to [..., D]."""
-    mixed = (weights[..., None] * streams.astype(jnp.float32)).sum(-2)
-    return mixed.astype(streams.dtype)
+    n = streams.shape[-2]
+    terms = [weights[..., j, None] * streams[..., j, :].astype(jnp.float32) for j in range(n)]
+    return _added(terms).astype(streams.dtype)
 
 
 def expand(streams: jax.Array, mixed: Mix, output: jax.Array) -> jax.Array:
     """Streams [..., n, D] after a sublayer whose output is [..., D]: post y + comb^T streams."""
     old = streams.astype(jnp.float32)
     n = streams.shape[-2]
-    carried = sum(mixed.comb[..., j, :, None] * old[..., j, None, :] for j in range(n))
+    carried = _added([mixed.comb[..., j, :, None] * old[..., j, None, :] for j in range(n)])
     new = mixed.post[..., None] * output.astype(jnp.float32)[..., None, :] + carried
     return new.astype(streams.dtype)
 
 
 def mean(streams: jax.Array) -> jax.Array:
     """Plain mean over the streams, summed in float32: [..., n, D] to [..., D]."""
-    return streams.astype(jnp.float32).mean(-2).astype(streams.dtype)
+    n = streams.shape[-2]
+    return collapse(streams, jnp.full((*streams.shape[:-2], n), 1 / n))
