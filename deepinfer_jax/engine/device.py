@@ -1,0 +1,225 @@
+"""The device as a loop sees it: queue a plan's forward pass, queue its sampling, wait for it.
+
+Nothing here waits but `wait`. Every program is compiled at its first use, one per bucket; from then
+on a new trace is an error (`jax.no_tracing`), and so is any transfer that is not written down here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from deepinfer_jax.config import EngineConfig, ModelConfig, Role
+from deepinfer_jax.engine import pack, penalties
+from deepinfer_jax.engine.answer import Answer, answer_of
+from deepinfer_jax.engine.device_state import create_state, reach
+from deepinfer_jax.engine.grammar import EVERYTHING
+from deepinfer_jax.engine.logprobs import Logprobs
+from deepinfer_jax.engine.plan import PlanRow, RowOutcome, StepOutcome, StepPlan
+from deepinfer_jax.engine.request import Request
+from deepinfer_jax.engine.sampling import PackedSampling
+from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
+from deepinfer_jax.engine.step import Step, StepOutput
+from deepinfer_jax.model.numerics import RELEASED, Numerics
+from deepinfer_jax.rules import require
+
+
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """A sampled step that was not waited for."""
+
+    plan: StepPlan
+    output: StepOutput | None  # None: nobody sampled
+    prompts: tuple[tuple[Sequence[PlanRow], Logprobs], ...]  # chunks side by side, and a report
+    queued: float  # when its forward pass was queued
+
+
+class Device:
+    """Weights, one state tree, and the programs that advance it."""
+
+    def __init__(
+        self,
+        params: dict[str, Any],
+        model: ModelConfig,
+        config: EngineConfig,
+        *,
+        buckets: pack.Buckets | None = None,
+        limits: SamplingLimits | None = None,
+        format: str = "values",
+        numerics: Numerics = RELEASED,
+        token_map: Any = None,
+    ) -> None:
+        """Memory of the configured size, in the dtype of `params`.
+
+        Raises:
+          ValueError: buckets too small for the configuration, or see `create_state`.
+        """
+        self.params, self.model, self.config = params, model, config
+        self.limits = limits or SamplingLimits()
+        self.buckets = buckets or pack.Buckets.of(config)
+        require(
+            self.buckets.sequences[-1] >= config.max_num_seqs,
+            f"buckets of sequences end at {self.buckets.sequences[-1]}, below max_num_seqs "
+            f"{config.max_num_seqs}; add that size",
+        )
+        self.state = create_state(
+            model,
+            config,
+            rows=self.buckets.rows,
+            format=format,
+            dtype=params["embed"].dtype,
+        )
+        step = Step(model, config, self.limits.logprobs, numerics, token_map)
+        self.programs: dict[str, Callable[..., Any]] = {
+            "prompt": jax.jit(step.read_prompt, donate_argnums=1),
+            "decode": jax.jit(step.read_decode, donate_argnums=1),
+            "sample": jax.jit(step.sample, donate_argnums=1),
+            "report": jax.jit(step.report_prompt),
+            "remember": jax.jit(step.remember, donate_argnums=0),
+        }
+        self.compiled: set[tuple[Any, ...]] = set()  # programs and buckets that were used
+        self._packed: tuple[Any, PackedSampling] | None = None  # of the newest batch
+        self._prompts: list[tuple[Sequence[PlanRow], Logprobs]] = []
+        self._queued = 0.0
+
+    # What a loop calls
+
+    def forward(self, plan: StepPlan, requests: Sequence[Request]) -> None:
+        """Queue the backbone over the plan's rows."""
+        self._queued, self._prompts = time.perf_counter(), []
+        if plan.is_prompt:
+            for at in range(0, len(plan.rows), self.buckets.prompts):
+                group = slice(at, at + self.buckets.prompts)
+                self._read_prompts(plan.rows[group], requests[group], at)
+        elif plan.rows:
+            batch = pack.pack_decode(plan.rows, self.buckets, reach(self.model))
+            self.state = self._run("decode", self.params, self.state, batch)
+
+    def sample(self, plan: StepPlan, requests: Sequence[Request]) -> Pending:
+        """Queue verification, draws and drafts; all steps before must be committed."""
+        output = None
+        if any(row.last_chunk for row in plan.rows):
+            batch = self._sample_batch(plan, requests)
+            self.state, output = self._run("sample", self.params, self.state, batch)
+        return Pending(plan, output, tuple(self._prompts), self._queued)
+
+    def wait(self, pending: Pending, requests: Sequence[Request]) -> tuple[StepOutcome, float]:
+        """Block until the step is over: what it found, row by row, and the sum over verified drafts
+        of |chance of acceptance - confidence|.
+        """
+        output, reports = jax.device_get((pending.output, [r for _, r in pending.prompts]))
+        for (rows, _), report in zip(pending.prompts, reports, strict=True):
+            for i, row in enumerate(rows):
+                _note_prompt(requests[pending.plan.index[row.request_id]], row, report, i)
+        if output is None:
+            return StepOutcome(tuple(RowOutcome() for _ in pending.plan.rows)), 0.0
+        propose = self.config.role != Role.PROMPT
+        found = tuple(_outcome(output, i, r, propose) for i, r in enumerate(requests))
+        return StepOutcome(found), float(output.confidence_error[: len(found)].sum())
+
+    def warm_up(self, masks: bool = False) -> None:
+        """Compile every bucket, with grammar masks too if asked; writes to nobody's memory only."""
+        for width, blocks in itertools.product(self.buckets.prompt, self.buckets.blocks):
+            row = PlanRow(-1, width, width, (0,) * width, (), (0,) * blocks, 0, last_chunk=False)
+            self._rehearse(StepPlan(-1, True, (row,)), masks)
+        for count, blocks in itertools.product(self.buckets.sequences, self.buckets.blocks):
+            q = self.config.step_rows
+            rows = tuple(PlanRow(-1, q, q, (0,), (), (0,) * blocks, 0) for _ in range(count))
+            self._rehearse(StepPlan(-1, False, rows), masks)
+
+    def _rehearse(self, plan: StepPlan, masks: bool) -> None:
+        greedy = Answer(SamplingParams(temperature=0.0), seed=0)
+        requests = [Request(-1, [0], sampling=greedy) for _ in plan.rows]
+        self.forward(plan, requests)
+        pending = [self.sample(plan, requests)]
+        if masks and pending[0].output is not None:
+            batch = self._sample_batch(plan, requests)
+            shape = (*batch.forced.shape, -(-self.model.vocab_size // 32))
+            batch = dataclasses.replace(batch, mask=np.full(shape, EVERYTHING, np.int32))
+            self.state, output = self._run("sample", self.params, self.state, batch)
+            pending.append(Pending(plan, output, (), 0.0))
+        for p in pending:
+            self.wait(p, requests)
+
+    # Parts
+
+    def _read_prompts(self, rows: Sequence[PlanRow], requests: Sequence[Request], at: int) -> None:
+        for row, request in zip(rows, requests, strict=True):
+            if row.first and answer_of(request).params.penalised:
+                self.remember(request)
+        batch = pack.pack_prompt(rows, at, self.model, self.config, self.buckets, reach(self.model))
+        self.state, hidden = self._run("prompt", self.params, self.state, batch)
+        if any(answer_of(r).params.prompt_logprobs is not None for r in requests):
+            following = np.full(batch.tokens.shape, self.model.vocab_size, np.int32)
+            for i, (row, request) in enumerate(zip(rows, requests, strict=True)):
+                ids = request.prompt[row.start + 1 : row.k + 1]
+                following[i, : len(ids)] = ids
+            report = self._run("report", self.params, hidden, following)
+            self._prompts.append((rows, report))
+
+    def remember(self, request: Request) -> None:
+        """Queue that a request's slot knows its tokens, for penalties."""
+        counts = np.zeros(self.model.vocab_size, np.int32)
+        prompt, output = np.split(np.array(request.tokens), [request.prompt_length])
+        np.add.at(counts, output, penalties.IN_OUTPUT)
+        counts[prompt] |= penalties.IN_PROMPT
+        self.state = self._run("remember", self.state, (np.int32(request.slot), counts))
+
+    def _sample_batch(self, plan: StepPlan, requests: Sequence[Request]) -> pack.SampleBatch:
+        count = pack.bucket(self.buckets.sequences, len(plan.rows))
+        nextn, vocabulary = self.config.cache.nextn, self.model.vocab_size
+        masks = pack.pack_masks(plan.rows, requests, count, nextn, vocabulary)
+        packed = self._packed_params(requests, count)
+        return pack.pack_sample(plan.rows, requests, packed, nextn + 1, masks)
+
+    def _packed_params(self, requests: Sequence[Request], count: int) -> PackedSampling:
+        """On the device; the same arrays while the batch is the same."""
+        key = (tuple(r.request_id for r in requests), count)
+        if self._packed is None or self._packed[0] != key:
+            made = pack.pack_params(requests, count, self.model, self.limits)
+            self._packed = key, jax.device_put(made)
+        return self._packed[1]
+
+    def _run(self, name: str, *arguments: Any) -> Any:
+        """Queue a program; the last argument is the host's. Only the first use of a shape traces."""
+        *held, batch = arguments
+        leaves, tree = jax.tree.flatten(batch)
+        key = (name, tree, *((x.shape, x.dtype) for x in leaves))
+        if key not in self.compiled:
+            self.compiled.add(key)
+            return self.programs[name](*held, jax.device_put(batch))
+        with jax.no_tracing(), jax.transfer_guard("disallow"):
+            return self.programs[name](*held, jax.device_put(batch))
+
+
+def _note_prompt(request: Request, row: PlanRow, report: Logprobs, i: int) -> None:
+    """Append what row i of a report says of the prompt's tokens, unless it is known."""
+    answer = answer_of(request)
+    if answer.params.prompt_logprobs is None:
+        return
+    for j in range(row.q):
+        known = len(answer.prompt_report)
+        if known == row.start + j and known < request.prompt_length - 1:
+            answer.prompt_report.append(jax.tree.map(lambda x, j=j: x[i, j], report))
+
+
+def _outcome(output: StepOutput, i: int, request: Request, propose: bool) -> RowOutcome:
+    """Row i of a fetched output."""
+    count = int(output.count[i])
+    if count == 0:
+        return RowOutcome()
+    details = None
+    if answer_of(request).params.logprobs is not None:
+        details = jax.tree.map(lambda x: x[i, :count], output.report)
+    return RowOutcome(
+        tokens=tuple(output.tokens[i, :count].tolist()),
+        drafts=tuple(output.drafts[i].tolist()) if propose else (),
+        confidences=tuple(output.confidence[i].tolist()) if propose else (),
+        details=details,
+    )

@@ -1,0 +1,238 @@
+"""What the device does in one step, as pure functions of the whole state: read, then sample.
+
+A step is `read_prompt` or `read_decode` (the backbone over the step's rows) and `sample` (verify,
+draw, draft). They are two programs so that the host can hand over grammar masks in between, and so
+that one sampling program serves both kinds of step. S sequences, N drafts, V ids, D hidden size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from deepinfer_jax.cache.paged import PagedMemory, bind
+from deepinfer_jax.config import EngineConfig, ModelConfig
+from deepinfer_jax.engine import logprobs, penalties
+from deepinfer_jax.engine.correction import device_k
+from deepinfer_jax.engine.device_state import DeviceState, Flight, Proposed, write_rows
+from deepinfer_jax.engine.pack import DecodeBatch, PromptBatch, SampleBatch
+from deepinfer_jax.engine.sampling import RowContext, process
+from deepinfer_jax.engine.sampling_drafts import DraftSampler
+from deepinfer_jax.engine.verify import Proposals, Verdict, noise, verify
+from deepinfer_jax.model import backbone, draft
+from deepinfer_jax.model.numerics import RELEASED, Numerics
+from deepinfer_jax.model.rows import take, text_rows
+
+Params = dict[str, Any]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StepOutput:
+    """What the host fetches."""
+
+    tokens: jax.Array  # int32 [S, N + 1] emitted, V behind them
+    count: jax.Array  # int32 [S] emitted; 0: idle
+    drafts: jax.Array  # int32 [S, N] new proposals
+    confidence: jax.Array  # float32 [S, N] of the new proposals
+    confidence_error: jax.Array  # float32 [S] sum |chance of acceptance - confidence|, verified
+    report: logprobs.Logprobs  # of the emitted tokens; zeros unless asked for
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What stays fixed while steps are traced; its methods are the device's programs."""
+
+    model: ModelConfig
+    config: EngineConfig
+    alternatives: int = 20  # log-probabilities reported per token
+    numerics: Numerics = RELEASED
+    token_map: Any = None  # int32 [V], see `model.rows.text_rows`
+
+    def read_prompt(
+        self, params: Params, state: DeviceState, batch: PromptBatch
+    ) -> tuple[DeviceState, jax.Array]:
+        """Chunks of prompts into the memory; also every row's hidden [S, Q or keep, D]."""
+        given, cache = batch.rows, self.config.cache
+        rows = text_rows(
+            self.model,
+            batch.tokens,
+            given.start,
+            given.count,
+            lookback=given.lookback if self.model.engram else None,
+            token_map=self.token_map,
+            kept_start=batch.kept_start,
+            window_start=batch.window_start,
+            global_start=batch.global_start,
+        )
+        made, memory = backbone.forward(
+            params,
+            self.model,
+            rows,
+            bind(state.memory, given.slots, given.tables),
+            truncation=cache.truncation,
+            keep=cache.keep,
+            numerics=self.numerics,
+        )
+        end = jnp.maximum(made.rows.count - 1, 0)
+        last = take(batch.tokens, jnp.maximum(given.count - 1, 0), 1)
+        flight = write_rows(
+            state.flight,
+            batch.at,
+            start=given.start + given.count - 1,
+            count=batch.last,
+            tokens=self._padded(last),
+            hidden=_padded_rows(take(made.hidden, end, 1), cache.nextn),
+        )
+        return _rested(state, memory, flight), made.hidden
+
+    def read_decode(self, params: Params, state: DeviceState, batch: DecodeBatch) -> DeviceState:
+        """One verify step: the newest token of each sequence and its drafts."""
+        given = batch.rows
+        start, first, tail = self._corrected(state.flight, batch)
+        drafts = state.proposed.tokens[batch.read_slots]
+        drafts = jnp.where(batch.read_slots[:, None] > 0, drafts, self.model.vocab_size)
+        tokens = jnp.concatenate([first[:, None], drafts], axis=1)
+        rows = text_rows(
+            self.model,
+            tokens,
+            start,
+            given.count,
+            lookback=tail if self.model.engram else None,
+            token_map=self.token_map,
+        )
+        memory = bind(state.memory, given.slots, given.tables)
+        made, memory = backbone.forward(params, self.model, rows, memory, numerics=self.numerics)
+        flight = write_rows(
+            state.flight,
+            0,
+            start=start,
+            count=given.count,
+            tokens=tokens,
+            tail=tail,
+            hidden=made.hidden,
+        )
+        return _rested(state, memory, flight)
+
+    def sample(
+        self, params: Params, state: DeviceState, batch: SampleBatch
+    ) -> tuple[DeviceState, StepOutput]:
+        """Verify the drafts of the newest step, draw one token more, and propose new drafts."""
+        rows = batch.live.shape[0]
+        flight = jax.tree.map(lambda x: x[:rows], state.flight)
+        count = jnp.where(batch.live, flight.count, 0)
+        logits = backbone.logits(params, self.model, flight.hidden)
+        drafts = flight.tokens[:, 1:]
+        positions = flight.start[:, None] + 1 + jnp.arange(flight.tokens.shape[1])
+        context = RowContext(positions, drafts, batch.slots, state.history, batch.mask)
+        log_q = process(logits, batch.packed, context)
+        old = Proposals(drafts, state.proposed.log_probs[batch.read_slots], batch.read_slots == 0)
+        chance = noise(batch.packed.seed, positions)
+        verdict = verify(old, log_q, count, chance, batch.forced)
+        known = state.proposed.confidence[batch.read_slots]
+        proposed, drafted = self._propose(params, state, batch, flight, verdict)
+        new = DeviceState(
+            memory=state.memory,
+            proposed=proposed,
+            flight=write_rows(state.flight, 0, accepted=verdict.accepted, final=verdict.final),
+            history=penalties.see_output(state.history, batch.slots, verdict.tokens),
+        )
+        verified = (jnp.arange(drafts.shape[1]) < count[:, None] - 1) & ~old.is_point[:, None]
+        error = jnp.where(verified, jnp.abs(verdict.accept_prob - known), 0).sum(1)
+        report = self._report(logits, log_q, verdict.tokens, batch)
+        return new, StepOutput(verdict.tokens, verdict.count, *drafted, error, report)
+
+    def report_prompt(
+        self, params: Params, hidden: jax.Array, tokens: jax.Array
+    ) -> logprobs.Logprobs:
+        """The model's log-probabilities of tokens int32 [S, Q] behind each row [S, Q, D]."""
+        logits = backbone.logits(params, self.model, hidden)
+        return logprobs.report(logprobs.model_log_probs(logits), tokens, self.alternatives)
+
+    def remember(self, state: DeviceState, tenant: tuple[jax.Array, jax.Array]) -> DeviceState:
+        """A slot's new tenant has penalties: (slot int32 [], its history int32 [V] so far)."""
+        slot, counts = tenant
+        return dataclasses.replace(state, history=state.history.at[slot].set(counts))
+
+    def _corrected(
+        self, flight: Flight, batch: DecodeBatch
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Position and id of row 0 and the ids before it, by the flight before where remapped."""
+        size = flight.start.shape[0]
+        known, given = batch.remap < size, batch.rows
+        before: Flight = jax.tree.map(lambda x: x[jnp.minimum(batch.remap, size - 1)], flight)
+        k = device_k(given.start, given.count, self.config.cache.nextn, before.accepted)
+        start = jnp.where(known, k - given.count, given.start)
+        first = jnp.where(known, before.final, batch.tokens)
+        both = jnp.concatenate([before.tail, before.tokens], axis=1)
+        tail = take(both, before.accepted + 1, before.tail.shape[1])
+        return start, first, jnp.where(known[:, None], tail, given.lookback)
+
+    def _propose(
+        self,
+        params: Params,
+        state: DeviceState,
+        batch: SampleBatch,
+        flight: Flight,
+        verdict: Verdict,
+    ) -> tuple[Proposed, tuple[jax.Array, jax.Array]]:
+        """New proposals, kept on the device; tokens and confidences also for the host."""
+        nextn = self.config.cache.nextn
+        if nextn == 0:
+            none = verdict.tokens[:, :0]
+            return state.proposed, (none, none.astype(jnp.float32))
+        position = flight.start + verdict.accepted + 1
+        sampler = DraftSampler(batch.packed, position + 1)
+        tables = jnp.zeros((batch.slots.shape[0], 1), jnp.int32)
+        made = draft.propose(
+            params,
+            self.model,
+            verdict.final,
+            position,
+            bind(state.memory, batch.slots, tables),
+            nextn,
+            choose=sampler,
+            numerics=self.numerics,
+        )
+        new, at, old = sampler.proposals(made.tokens), batch.draft_slots, state.proposed
+        proposed = Proposed(
+            old.tokens.at[at].set(new.tokens),
+            old.log_probs.at[at].set(new.log_probs),
+            old.confidence.at[at].set(made.confidence),
+        )
+        return proposed, (new.tokens, made.confidence)
+
+    def _report(
+        self, logits: jax.Array, log_q: jax.Array, tokens: jax.Array, batch: SampleBatch
+    ) -> logprobs.Logprobs:
+        """Of the emitted tokens, if anybody wants it."""
+
+        def asked() -> logprobs.Logprobs:
+            model = logprobs.model_log_probs(logits)
+            chosen = logprobs.choose(model, log_q, batch.processed)
+            return logprobs.report(chosen, tokens, self.alternatives)
+
+        shapes = jax.eval_shape(asked)
+        return jax.lax.cond(
+            batch.report,
+            asked,
+            lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes),
+        )
+
+    def _padded(self, tokens: jax.Array) -> jax.Array:
+        """[S, 1] to [S, N + 1] without drafts."""
+        width = ((0, 0), (0, self.config.cache.nextn))
+        return jnp.pad(tokens, width, constant_values=self.model.vocab_size)
+
+
+def _padded_rows(hidden: jax.Array, more: int) -> jax.Array:
+    return jnp.pad(hidden, ((0, 0), (0, more), (0, 0)))
+
+
+def _rested(state: DeviceState, memory: PagedMemory, flight: Flight) -> DeviceState:
+    """The state behind a step; its memory bound to nothing, whatever the step's shape was."""
+    memory = bind(memory, jnp.zeros(1, jnp.int32), jnp.zeros((1, 1), jnp.int32))
+    return dataclasses.replace(state, memory=memory, flight=flight)
