@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from deepinfer_jax.cache.paged import create_paged
 from deepinfer_jax.config import CacheConfig, EngineConfig, Role
 from deepinfer_jax.engine.handoff import HandOff
 from deepinfer_jax.engine.plan import RowOutcome
@@ -13,7 +14,7 @@ from deepinfer_jax.engine.scheduler import Scheduler
 from tests.engine.modelled import LOOKBACK, MODEL, Device, prompt
 from tests.engine.scripted import Loop
 
-CACHE = CacheConfig(block_tokens=8, nextn=0, backtracking=6)
+CACHE = CacheConfig(block_tokens=8, nextn=0, backtracking=6)  # truncation off
 NORMAL = EngineConfig(
     cache=CACHE,
     max_model_len=80,
@@ -88,7 +89,10 @@ def test_an_end_on_one_side_ends_the_other(side: str) -> None:
     small = dataclasses.replace(COMPLETION, num_blocks=10, max_model_len=48)
     first, second = (Scheduler(c, MODEL.vocab_size) for c in (PROMPT, small))
     before, after = (Loop(s, lambda p, i: RowOutcome((5,))) for s in (first, second))
-    source, memory = Device(PROMPT).memory, Device(small).memory
+    source, memory = (
+        create_paged(MODEL, c.cache, blocks=c.num_blocks, slots=c.num_slots)
+        for c in (PROMPT, small)
+    )
     link = HandOff(MODEL, first, second)
     for i in (1, 2):
         first.add(Request(i, prompt(40, i), max_tokens=4))

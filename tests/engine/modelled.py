@@ -1,11 +1,13 @@
 """A device for `scripted.Loop` that runs the tiny model, one sequence at a time, and is greedy.
 
-One executable serves prompts and decoding: `WIDTH` rows, truncation by mask (a decode row keeps
-all). Nothing is rounded to the cache's formats unless asked.
+One executable serves all engines, prompts and decoding: `WIDTH` rows, truncation by mask (a decode
+row keeps all), memory of `MEMORY` whatever the engine's `keep` and `reserve`. Rings have 14 rows: a
+window of 8 and 6 more. Nothing is rounded to the cache's formats.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -22,7 +24,9 @@ from deepinfer_jax.model.numerics import EXACT
 from deepinfer_jax.model.rows import text_rows
 from deepinfer_jax.presets import tiny
 
-MODEL, WIDTH, TABLE = tiny(), 24, 16
+MODEL, WIDTH, TABLE = tiny(), 48, 16
+MEMORY = CacheConfig(block_tokens=8, nextn=0, backtracking=6, truncation="mask", keep=20)
+BLOCKS, SLOTS = 40, 4
 LOOKBACK = MODEL.engram.max_ngram - 1
 LEVEL = {"xla_backend_optimization_level": 1}
 
@@ -63,6 +67,7 @@ def forward(params, memory, tokens, at, lookback, slot, table):
 
 
 LOAD = jax.jit(snapshots.load, donate_argnums=0, compiler_options=LEVEL)
+SELECT = jax.jit(snapshots.select, static_argnums=3, compiler_options=LEVEL)
 
 
 class Device:
@@ -71,7 +76,7 @@ class Device:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.memory: PagedMemory = create_paged(
-            MODEL, config.cache, blocks=config.num_blocks, slots=config.num_slots, dtype=jnp.float32
+            MODEL, MEMORY, blocks=BLOCKS, slots=SLOTS, dtype=jnp.float32
         )
         self.logits: dict[int, list[np.ndarray]] = {}  # by request, of each sampled row
         self.computed: dict[int, int] = {}  # prompt rows by request
@@ -88,6 +93,19 @@ class Device:
             return RowOutcome()
         self.logits.setdefault(row.request_id, []).append(out)
         return RowOutcome((int(out.argmax()),))
+
+    def snapshot(self, slot: int, position: int) -> snapshots.Image:
+        """For a `PrefixCache`."""
+        return SELECT(self.memory, slot, position, "stored")
+
+    def poison(self, value: float) -> None:
+        """Every ring, raw row and page becomes `value`."""
+        leaves = ("windows", "raw", "rows", "keys")
+        full = {
+            name: jax.tree.map(lambda x: jnp.full_like(x, value), getattr(self.memory, name))
+            for name in leaves
+        }
+        self.memory = dataclasses.replace(self.memory, **full)
 
     def run(self, row: PlanRow, kept: int) -> np.ndarray:
         """Logits of the row's last token."""
