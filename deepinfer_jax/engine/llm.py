@@ -1,0 +1,247 @@
+"""Offline generation: prompts in, answers out, through the same scheduler and loops as a service.
+
+llm = LLM(params, model, EngineConfig(), tokenizer)
+for result in llm.generate(["def "], SamplingParams(max_tokens=32)):
+    print(result.answers[0].text)
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, overload
+
+from tokenizers import Tokenizer
+
+from deepinfer_jax.config import EngineConfig, ModelConfig, Role
+from deepinfer_jax.engine import sampling_params
+from deepinfer_jax.engine.answer import Answer
+from deepinfer_jax.engine.device import Device
+from deepinfer_jax.engine.device_state import reach
+from deepinfer_jax.engine.grammar import TIMEOUT, Compilation, Compiler
+from deepinfer_jax.engine.loops import Engine, land
+from deepinfer_jax.engine.plan import RequestOutput
+from deepinfer_jax.engine.request import Request, Status
+from deepinfer_jax.engine.sampling_params import SamplingParams
+from deepinfer_jax.engine.scheduler import Scheduler
+from deepinfer_jax.engine.statistics import StepRecord
+from deepinfer_jax.engine.validation import check_request
+from deepinfer_jax.engine.writer import News, Result, Writer, results
+from deepinfer_jax.rules import require
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """A model in service on this machine's device. Not for several threads at a time."""
+
+    def __init__(
+        self,
+        params: dict[str, Any],
+        model: ModelConfig,
+        config: EngineConfig | None = None,
+        tokenizer: Tokenizer | None = None,
+        *,
+        grammar_timeout: float = TIMEOUT,
+        record: Callable[[StepRecord], None] | None = None,
+        **device: Any,
+    ) -> None:
+        """Memory is taken here; programs compile at first use, or in `warm_up`.
+
+        Args:
+          tokenizer: needed for text prompts, text answers, stop strings and grammars.
+          grammar_timeout: seconds that a grammar may take to compile.
+          record: gets each committed step.
+          device: keywords of `device.Device`: buckets, limits, format, numerics, token_map.
+
+        Raises:
+          ValueError: the configuration does not fit the model, or is not of a normal engine.
+        """
+        config = config or EngineConfig()
+        require(
+            config.role == Role.NORMAL,
+            f"role is {config.role!r}; generation needs prompts and completions, so choose 'normal'",
+        )
+        self.model, self.config, self.tokenizer = model, config, tokenizer
+        self.device = Device(params, model, config, **device)
+        self.scheduler = Scheduler(config, model.vocab_size, lookback=reach(model))
+        self.engine = Engine(self.scheduler, self.device, record)
+        self._timeout = grammar_timeout
+        self._compiler: Compiler | None = None
+        self._next = 0
+
+    def warm_up(self, grammars: bool = False) -> None:
+        """Compile everything that generation needs, with grammars or without."""
+        self.device.warm_up(grammars)
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = ...,
+        *,
+        stream: Literal[False] = ...,
+        progress: Callable[[int], Any] | None = ...,
+    ) -> list[Result]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = ...,
+        *,
+        stream: Literal[True],
+        progress: Callable[[int], Any] | None = ...,
+    ) -> Iterator[News]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),  # noqa: B008 frozen
+        *,
+        stream: bool = False,
+        progress: Callable[[int], Any] | None = None,
+    ) -> list[Result] | Iterator[News]:
+        """Answer prompts; results in their order.
+
+        Args:
+          prompts: texts, which get the beginning-of-sequence id, or lists of token ids; or one.
+          params: for all prompts, or one for each.
+          stream: give news as they come, instead of results. An iterator that is left early aborts
+            what it has not finished.
+          progress: called with the number of answers that have just finished; a progress bar's step.
+
+        Raises:
+          ValueError: a prompt or a wish that this engine cannot serve; nothing has started then.
+        """
+        writers = self._writers(prompts, params)
+        running = self._run(writers, progress)
+        if stream:
+            return running
+        for _ in running:
+            pass
+        return results(writers)
+
+    def _writers(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams],
+    ) -> list[Writer]:
+        """All answers with their requests, checked; none has started."""
+        texts = _several(prompts)
+        wishes = [params] * len(texts) if isinstance(params, SamplingParams) else list(params)
+        require(
+            len(wishes) == len(texts),
+            f"{len(wishes)} sampling params for {len(texts)} prompts; give one, or one for each",
+        )
+        writers = []
+        for number, (text, wish) in enumerate(zip(texts, wishes, strict=True)):
+            self._check(wish)
+            ids = self._ids(text)
+            for answer, seed in enumerate(sampling_params.seeds(wish, secrets.randbits(64))):
+                writer = Writer(number, answer, wish, self.tokenizer)
+                writer.request = self._request(ids, wish, seed, writer)
+                check_request(writer.request, self.config, self.model.vocab_size)
+                writers.append(writer)
+        return writers
+
+    def _check(self, wish: SamplingParams) -> None:
+        truncation = self.config.cache.truncation
+        sampling_params.check(wish, self.model.vocab_size, self.device.limits, truncation)
+        require(
+            self.tokenizer is not None or not (wish.stop or wish.grammar),
+            "stop strings and grammars are about text; give the LLM a tokenizer, or use stop_ids",
+        )
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt]
+        require(
+            self.tokenizer is not None,
+            "the prompt is text and there is no tokenizer; give the LLM one, or give token ids",
+        )
+        assert self.tokenizer is not None
+        return [self.model.bos_token_id, *self.tokenizer.encode(prompt).ids]
+
+    def _request(self, ids: list[int], wish: SamplingParams, seed: int, writer: Writer) -> Request:
+        self._next += 1
+        eos = () if wish.ignore_eos else (self.model.eos_token_id,)
+        return Request(
+            self._next,
+            ids,
+            max_tokens=wish.max_tokens,
+            stop_ids=frozenset((*eos, *wish.stop_ids)),
+            stop_when=writer.see if self.tokenizer is not None else None,
+            schedulable=wish.grammar is None,
+            sampling=Answer(wish, seed),
+        )
+
+    def _run(self, writers: list[Writer], progress: Callable[[int], Any] | None) -> Iterator[News]:
+        """Calls of the loop until all answers are finished; the rest is aborted if left early."""
+        require(
+            not self.scheduler.unfinished,
+            "another generation of this LLM is under way; finish it or close its iterator first",
+        )
+        by_id = {w.request.request_id: w for w in writers if w.request is not None}
+        try:
+            for writer in writers:
+                assert writer.request is not None
+                if writer.params.grammar is not None:
+                    writer.compilation = self._compile(writer)
+                self.scheduler.add(writer.request)
+            while self.scheduler.unfinished:
+                outputs = self._poll(writers)
+                outputs += self.engine.call()
+                finished = sum(o.finish_reason is not None for o in outputs)
+                if progress is not None and finished:
+                    progress(finished)
+                yield from (by_id[o.request_id].write(o) for o in outputs)
+        finally:
+            self._drain(by_id)
+
+    def _drain(self, by_id: dict[int, Writer]) -> None:
+        """Abort what is not finished, and run until the engine is empty."""
+        for number in by_id:
+            self.scheduler.abort(number)
+        while self.scheduler.unfinished:
+            self.engine.call()
+        land(self.engine)
+
+    def _compile(self, writer: Writer) -> Compilation:
+        """Begin to compile an answer's grammar."""
+        assert self.tokenizer is not None and writer.params.grammar is not None
+        if self._compiler is None:
+            vocabulary, eos = self.model.vocab_size, self.model.eos_token_id
+            self._compiler = Compiler(self.tokenizer, vocabulary, eos, timeout=self._timeout)
+        return self._compiler.submit(writer.params.grammar)
+
+    def _poll(self, writers: list[Writer]) -> list[RequestOutput]:
+        """Let requests go whose grammar is ready, and end those whose grammar is not to be had."""
+        waiting = [w for w in writers if w.compilation is not None]
+        outputs = []
+        for writer in waiting:
+            assert writer.compilation is not None and writer.request is not None
+            found = writer.compilation.poll()
+            if found is None:
+                continue
+            writer.compilation = None
+            if isinstance(found, str):
+                writer.error = found
+                ended = self.scheduler.abort(writer.request.request_id, Status.GRAMMAR_FAILED)
+                outputs += [ended] if ended else []
+            else:
+                writer.request.grammar, writer.request.schedulable = found, True
+        if waiting and not self.scheduler.roster.running:
+            time.sleep(0.001)  # nothing else to do but to wait for the compiler
+        return outputs
+
+
+def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    several = list(prompts)
+    if several and isinstance(several[0], int):
+        return [several]  # type: ignore[list-item]
+    return several  # type: ignore[return-value]
