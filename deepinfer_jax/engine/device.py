@@ -26,6 +26,7 @@ from deepinfer_jax.engine.request import Request
 from deepinfer_jax.engine.sampling import PackedSampling
 from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
 from deepinfer_jax.engine.step import Step, StepOutput
+from deepinfer_jax.layout import blocks_needed
 from deepinfer_jax.model.numerics import RELEASED, Numerics
 from deepinfer_jax.rules import require
 
@@ -63,11 +64,18 @@ class Device:
         self.params, self.model, self.config = params, model, config
         self.limits = limits or SamplingLimits()
         self.buckets = buckets or pack.Buckets.of(config)
-        require(
-            self.buckets.sequences[-1] >= config.max_num_seqs,
-            f"buckets of sequences end at {self.buckets.sequences[-1]}, below max_num_seqs "
-            f"{config.max_num_seqs}; add that size",
-        )
+        longest = min(config.batched_tokens, config.max_model_len)
+        blocks = blocks_needed(config.runtime_max_len, config.cache)
+        for name, least in (
+            ("sequences", config.max_num_seqs),
+            ("prompt", longest),
+            ("blocks", blocks),
+        ):
+            most = getattr(self.buckets, name)[-1]
+            require(
+                most >= least,
+                f"buckets of {name} end at {most}; this engine may need {least}, so add that size",
+            )
         self.state = create_state(
             model,
             config,

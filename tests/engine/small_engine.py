@@ -67,6 +67,7 @@ def config(**changes: Any) -> EngineConfig:
         "cache": cache,
         "max_model_len": 96,
         "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
         "num_blocks": 40,
         "chunked_prefill": True,
         "prefill_interval": 2,
@@ -92,7 +93,7 @@ def requests(
             first + i,
             prompt,
             max_tokens=wish.max_tokens,
-            stop_ids=frozenset(() if wish.ignore_eos else (1,)),
+            stop_ids=frozenset((*(() if wish.ignore_eos else (1,)), *wish.stop_ids)),
             sampling=Answer(wish, wish.seed if wish.seed is not None else i),
         )
         for i, (prompt, wish) in enumerate(zip(prompts, params, strict=True))
