@@ -127,6 +127,29 @@ def extend(model: reference.Model, cache: Cache, ids: Array) -> Array:
     return np.array(model(mx.array(ids.astype(np.int32))[None], cache))[0]
 
 
+@contextlib.contextmanager
+def truncated(config: ModelConfig, start: int) -> Iterator[None]:
+    """In the decoder, hide window rows before position `start` from the rows behind it.
+
+    mlx-lm has no such mode; this changes the window indices its layers are called with.
+    """
+    original = reference.DecoderLayer.__call__
+
+    def hiding(layer: Any, *args: Any, start_pos: int, window_idx: mx.array, **rest: Any) -> Any:
+        if layer.layer_idx >= config.boundary_layer:
+            held = min(start_pos, config.window)
+            rows = start_pos + mx.arange(window_idx.shape[1])[None, :, None]
+            hidden = (rows >= start) & (window_idx + start_pos - held < start)
+            window_idx = mx.where(hidden, -1, window_idx)
+        return original(layer, *args, start_pos=start_pos, window_idx=window_idx, **rest)
+
+    reference.DecoderLayer.__call__ = hiding
+    try:
+        yield
+    finally:
+        reference.DecoderLayer.__call__ = original
+
+
 def snapshot(cache: Cache) -> Cache:
     """The cache as it stands, unaffected by what is appended to `cache` later."""
     return [copy.copy(layer) for layer in cache]

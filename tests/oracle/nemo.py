@@ -1,6 +1,9 @@
 """NVIDIA's NeMo AutoModel 0.7.0 as a reference: full sequences, no cache, PyTorch in float32.
 
-Of the two references it is the one with Engram. Its drafter is not run here.
+Of the two references it is the one with Engram, images and a drafter. The drafter is its training
+model: attention over the target's features, of which the mask of one anchor shows what a ring would
+hold. Its confidence head was trained behind the last norm; the released one reads the hidden state
+before it, so `drafted` hands it that.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from nemo_automodel.components.models.common import BackendConfig
-from nemo_automodel.components.models.deepseek_v41 import attention
+from nemo_automodel.components.models.deepseek_v41 import attention, dspark
 from nemo_automodel.components.models.deepseek_v41.config import (
     DeepseekV41Config,
     DeepseekV41TextConfig,
@@ -51,7 +54,7 @@ def tokenizer(engram: EngramConfig, vocab_size: int) -> PreTrainedTokenizerFast:
 
 def text_config(config: ModelConfig) -> DeepseekV41TextConfig:
     """The same model in NeMo's terms."""
-    engram, rope = config.engram, config.rope
+    engram, rope, draft = config.engram, config.rope, config.draft
     source = config.candidate_source_layer_id
     fields: dict[str, Any] = {
         "n_routed_experts": config.num_experts,
@@ -100,6 +103,16 @@ def text_config(config: ModelConfig) -> DeepseekV41TextConfig:
             "engram_head_dim": engram.head_dim,
             "engram_pad_token_id": engram.pad_token_id,
             "engram_compressed_vocab_size": engram.compressed_vocab_size,
+        }
+    if draft:
+        fields |= {
+            "num_nextn_predict_layers": draft.num_layers,
+            "dspark_block_size": draft.block_size,
+            "dspark_noise_token_id": draft.noise_token_id,
+            "dspark_target_layer_ids": list(draft.target_layer_ids),
+            "dspark_markov_rank": draft.markov_rank,
+            "dspark_n_routed_experts": draft.num_experts,
+            "dspark_num_experts_per_tok": draft.num_active_experts,
         }
     return DeepseekV41TextConfig(**fields)
 
@@ -171,14 +184,88 @@ def rounding(enabled: bool) -> Iterator[None]:
     """Switch the rounding of window rows, global rows, index keys and index queries."""
     saved = attention.quantize_cache
     if not enabled:
-        attention.quantize_cache = lambda values, **_: values
+        attention.quantize_cache = dspark.quantize_cache = lambda values, **_: values
     try:
         yield
     finally:
-        attention.quantize_cache = saved
+        attention.quantize_cache = dspark.quantize_cache = saved
 
 
 @torch.no_grad()
 def logits(model: DeepseekV41ForCausalLM, ids: Array) -> Array:
     """Logits [T, V] of `ids` [T]."""
     return model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
+
+
+@torch.no_grad()
+def illustrated(
+    model: DeepseekV41ForCausalLM, ids: Array, is_image: Array, embeddings: Array
+) -> Array:
+    """Logits [T, V] of a prompt whose rows `is_image` [T] have their `embeddings` [T, D]."""
+    tokens, where = torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(is_image)
+    text = model.model.embed_tokens(tokens)
+    rows = torch.where(where[:, None], torch.from_numpy(embeddings), text)
+    hidden, _ = model.model(tokens[None], image_mask=where[None], inputs_embeds=rows[None])
+    return model.lm_head(hidden)[0].numpy()
+
+
+def drafter(config: ModelConfig, params: dict[str, Any]) -> dspark.DeepseekV41DSparkModel:
+    """NeMo's draft model with our weights."""
+    made = dspark.DeepseekV41DSparkModel(
+        text_config(config),
+        BackendConfig(**BACKEND),
+        num_anchors=1,
+        enable_confidence_head=True,
+    ).float()
+    draft = params["draft"]
+    named = {"embed_tokens.weight": params["embed"], "lm_head.weight": params["head"]}
+    for i, stage in enumerate(draft["layers"]):
+        named |= {f"mtp.{i}.{name}": value for name, value in _block(stage).items()}
+    last = f"mtp.{len(draft['layers']) - 1}"
+    named |= {
+        "mtp.0.main_proj.weight": draft["main_proj"],
+        "mtp.0.main_norm.weight": draft["main_norm"],
+        f"{last}.norm.weight": draft["norm"],
+        f"{last}.markov_head.embed.weight": draft["markov_embed"],
+        f"{last}.markov_head.head.weight": draft["markov_head"],
+        f"{last}.confidence_head.proj.weight": draft["confidence"][None],
+    }
+    _load(made, named)
+    return made.eval()
+
+
+@torch.no_grad()
+def drafted(
+    config: ModelConfig,
+    model: DeepseekV41ForCausalLM,
+    made: dspark.DeepseekV41DSparkModel,
+    ids: Array,
+) -> tuple[int, Array, Array]:
+    """The token after `ids` [T], and the tokens [N] and confidences [N] drafted behind it, greedily."""
+    assert config.draft is not None
+    targets, features = list(config.draft.target_layer_ids), []
+    for module in model.get_dspark_target_feature_modules(targets):
+        module.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0].mean(2)))
+    raw: list[torch.Tensor] = []
+    last = made.mtp[-1]
+    last.norm.register_forward_pre_hook(lambda _, inputs: raw.append(inputs[0][0]))
+    token = first = torch.from_numpy(logits(model, ids)[-1]).argmax()
+    block = torch.full((1, config.draft.block_size), config.draft.noise_token_id)
+    block[0, 0] = first
+    anchor = torch.tensor([[len(ids)]])
+    shown = made.build_attention_mask(anchor, anchor > 0, len(ids), torch.float32)
+    out = dspark.DeepseekV41DSparkBackbone.forward(
+        made,
+        made.embed_tokens(block),
+        torch.cat(features, -1),
+        position_ids=made.build_position_ids(anchor, len(ids)),
+        attention_mask=shown,
+    )
+    base = made.compute_logits(out.normalized_hidden_states)[0]
+    tokens, confidence = [], []
+    for hidden, row in zip(raw[0], base, strict=True):
+        bias, seen = last.markov_head(token)
+        confidence.append(last.confidence_head(hidden, seen).sigmoid().item())
+        token = (row + bias).argmax()
+        tokens.append(int(token))
+    return int(first), np.array(tokens), np.array(confidence, np.float32)

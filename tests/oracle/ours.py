@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -12,15 +13,18 @@ import numpy.typing as npt
 
 from deepinfer_jax.cache.dense import DenseMemory, create_dense
 from deepinfer_jax.config import ModelConfig
-from deepinfer_jax.model import backbone
+from deepinfer_jax.model import backbone, draft
 from deepinfer_jax.model.numerics import EXACT, RELEASED
 from deepinfer_jax.model.rows import text_rows
 
 Array = npt.NDArray[Any]
 CHUNK = 12  # rows of the compiled chunk step; shorter chunks are padded
 
+# Nothing here runs long enough to repay an optimising compiler.
+_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
-@functools.partial(jax.jit, static_argnames=("config", "rounding", "truncation", "keep"))
+
+@functools.partial(_jit, static_argnames=("config", "rounding", "truncation", "keep"))
 def _step(
     params: Any,
     memory: DenseMemory,
@@ -113,3 +117,63 @@ def in_chunks(
         parts.append(logits)
         at += count
     return np.concatenate(parts)
+
+
+@functools.partial(_jit, static_argnames=("config", "rounding"))
+def _draft(
+    params: Any,
+    memory: DenseMemory,
+    token: jax.Array,
+    position: jax.Array,
+    config: ModelConfig,
+    rounding: bool,
+) -> draft.Drafts:
+    assert config.draft is not None
+    return draft.propose(
+        params,
+        config,
+        token,
+        position,
+        memory,
+        config.draft.block_size,
+        numerics=RELEASED if rounding else EXACT,
+    )
+
+
+def drafted(
+    params: Any, config: ModelConfig, ids: Array, width: int, *, rounding: bool = True
+) -> tuple[int, Array, Array]:
+    """The token after `ids`, and the tokens [N] and confidences [N] drafted behind it."""
+    memory, count = empty(config, width), len(ids)
+    logits, memory = extend(params, config, memory, ids, 0, count, width, rounding=rounding)
+    token = jnp.argmax(jnp.asarray(logits[-1:]), axis=-1).astype(jnp.int32)
+    position = jnp.full((1,), count, jnp.int32)
+    made = _draft(params, memory, token, position, config, rounding)
+    return int(token[0]), np.asarray(made.tokens[0]), np.asarray(made.confidence[0])
+
+
+@functools.partial(_jit, static_argnames=("config", "rounding"))
+def _illustrated(
+    params: Any,
+    tokens: jax.Array,
+    is_image: jax.Array,
+    embeddings: jax.Array,
+    config: ModelConfig,
+    rounding: bool,
+) -> jax.Array:
+    none = jnp.zeros((1,), jnp.int32)
+    rows = text_rows(config, jnp.where(is_image, -1, tokens), none, none + tokens.shape[1])
+    rows = dataclasses.replace(rows, is_image=is_image, embeddings=embeddings)
+    memory = empty(config, tokens.shape[1])
+    numerics = RELEASED if rounding else EXACT
+    out, _ = backbone.forward(params, config, rows, memory, numerics=numerics)
+    return backbone.logits(params, config, out.hidden)
+
+
+def illustrated(
+    params: Any, config: ModelConfig, ids: Array, is_image: Array, embeddings: Array, rounding: bool
+) -> Array:
+    """Logits [T, V] of a prompt whose rows `is_image` [T] have their `embeddings` [T, D]."""
+    tokens, where = jnp.asarray(ids, jnp.int32)[None], jnp.asarray(is_image)[None]
+    made = _illustrated(params, tokens, where, jnp.asarray(embeddings)[None], config, rounding)
+    return np.asarray(made[0])
