@@ -1,8 +1,11 @@
 """Speed of the model on this machine: steps against the machine's own matmul and read rates.
 
-Counted are the linear layers only, once per row, with the chosen experts only: attention's scores,
-selection and state are left out, so both shares are lower bounds. No XLA flag is set here; the
-report names those that were. Rates and steps alternate, and each figure is the best repeat.
+Floating-point operations count what a row needs: linear layers, the chosen experts, attention over
+visible and selected rows, index scores of visible groups. Bytes count weights, an expert once. A
+third rate is that of this backend's linear layer at the same number of rows: weights it gets through
+per second. Between one row and some thirty, XLA:CPU reaches neither of the machine's rates with it.
+No XLA flag is set here; the report names those that were. Rates and steps alternate, and each figure
+is the best repeat.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from deepinfer_jax.cache.paged import PagedMemory, bind, create_paged
 from deepinfer_jax.config import CacheConfig, ModelConfig
 from deepinfer_jax.model import backbone
 from deepinfer_jax.model.declaration import model_parameters
+from deepinfer_jax.model.numerics import linear
 from deepinfer_jax.model.parameters import initialise
 from deepinfer_jax.model.rows import text_rows
+from deepinfer_jax.model.topology import Mode, topology
 
 TABLES = ("table", "embed")  # looked up by row, not multiplied
 EXPERTS = ("gate_up", "down")  # the routed ones
@@ -48,6 +53,22 @@ def linear_flops(params: dict[str, Any], config: ModelConfig, rows: int, logit_r
     dense, expert = split_weights(params)
     per_row = dense - params["head"].size + config.num_layers * config.num_active_experts * expert
     return 2 * (rows * per_row + logit_rows * params["head"].size)
+
+
+def attention_flops(config: ModelConfig, position: int) -> int:
+    """Floating-point operations of one row's scores, mixing and selection at `position`."""
+    pair = 4 * config.num_heads * config.head_dim
+    flops = 0
+    for layer in topology(config).layers:
+        flops += pair * min(position + 1, config.window)
+        if layer.ratio:
+            groups = (position + 1) // layer.ratio
+            flops += pair * min(groups, config.index_topk)
+            if layer.mode in (Mode.FULL, Mode.REINDEX) and groups > config.index_topk:
+                pool = config.candidate_topk_blocks * config.candidate_block_size
+                scored = min(groups, pool) if layer.uses_candidates else groups
+                flops += 2 * config.index_num_heads * config.index_head_dim * scored
+    return flops
 
 
 def weight_bytes(params: dict[str, Any], visits: np.ndarray) -> int:
@@ -104,7 +125,7 @@ def measure(
     config: ModelConfig, sequences: int, length: int, start: int, format: str, repeats: int
 ) -> dict[str, float]:
     """One shape of step against the machine: a prompt chunk, or decode if `length` is 1."""
-    params = initialise(model_parameters(config), jax.random.key(0))
+    params = jax.jit(lambda key: initialise(model_parameters(config), key))(jax.random.key(0))
     state = {"memory": memory_of(config, sequences, start + length, format)}
     shape = (sequences, length)
     tokens = jax.random.randint(jax.random.key(1), shape, 3, config.vocab_size, jnp.int32)
@@ -118,15 +139,21 @@ def measure(
         return made[0]
 
     square, line = jnp.ones((2048, 2048)), jnp.ones(2**26)
+    width = config.hidden_size
+    many = [square[:width, :width] + i for i in range(2**26 // width**2)]
+    few = jnp.ones((sequences * length, width))
     work = {
         "step": run,
+        "linear": functools.partial(jax.jit(lambda x, ws: [linear(x, w) for w in ws]), few, many),
         "matmul": functools.partial(jax.jit(jnp.matmul), square, square),
         "read": functools.partial(jax.jit(jnp.sum), line),
     }
     seconds = best(work, repeats)
     flops = linear_flops(params, config, sequences * length, sequences)
+    flops += sequences * sum(attention_flops(config, start + i) for i in range(length))
     needed = weight_bytes(params, np.asarray(state["visits"]))
     matmul, read = 2 * 2048**3 / seconds["matmul"], line.nbytes / seconds["read"]
+    through = sum(w.nbytes for w in many) / seconds["linear"]
     return {
         "sequences": sequences,
         "rows": length,
@@ -134,8 +161,10 @@ def measure(
         "milliseconds": 1e3 * seconds["step"],
         "matmul_gflops": matmul / 1e9,
         "read_gbytes": read / 1e9,
+        "linear_gbytes": through / 1e9,
         "share_of_matmul": flops / seconds["step"] / matmul,
         "share_of_read": needed / seconds["step"] / read,
+        "share_of_linear": needed / seconds["step"] / through,
     }
 
 
@@ -147,7 +176,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--steps", default="1x1,8x1,1x512,8x128", help="sequences x rows, ...")
     asked = parser.parse_args()
-    print(json.dumps({"xla_flags": os.environ.get("XLA_FLAGS", ""), "cores": os.cpu_count()}))
+    print(
+        json.dumps(
+            {"xla_flags": os.environ.get("XLA_FLAGS", ""), "cores": len(os.sched_getaffinity(0))}
+        )
+    )
     for shape in asked.steps.split(","):
         sequences, length = map(int, shape.split("x"))
         start = 512 if length == 1 else 0
