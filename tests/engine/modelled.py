@@ -1,8 +1,8 @@
 """A device for `scripted.Loop` that runs the tiny model, one sequence at a time, and is greedy.
 
-One executable serves all engines, prompts and decoding: `WIDTH` rows, truncation by mask (a decode
-row keeps all), memory of `MEMORY` whatever the engine's `keep` and `reserve`. Rings have 14 rows: a
-window of 8 and 6 more. Nothing is rounded to the cache's formats.
+One executable of a `Scale` serves all engines, prompts and decoding: truncation by mask (a decode
+row keeps all), one kind of memory whatever the engine's `keep` and `reserve`. In `TINY` rings have
+14 rows: a window of 8 and 6 more. Nothing is rounded to the cache's formats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from deepinfer_jax.cache import snapshots
 from deepinfer_jax.cache.paged import PagedMemory, bind, create_paged
-from deepinfer_jax.config import CacheConfig, EngineConfig
+from deepinfer_jax.config import CacheConfig, EngineConfig, ModelConfig
 from deepinfer_jax.engine.plan import PlanRow, RowOutcome, StepPlan
 from deepinfer_jax.model import backbone, parameters
 from deepinfer_jax.model.declaration import model_parameters
@@ -24,9 +24,23 @@ from deepinfer_jax.model.numerics import EXACT
 from deepinfer_jax.model.rows import text_rows
 from deepinfer_jax.presets import tiny
 
-MODEL, WIDTH, TABLE = tiny(), 48, 16
+MODEL = tiny()
 MEMORY = CacheConfig(block_tokens=8, nextn=0, backtracking=6, truncation="mask", keep=20)
-BLOCKS, SLOTS = 40, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    """Sizes of an executable: rows of a step, blocks of a table, and the memory's pools."""
+
+    model: ModelConfig
+    memory: CacheConfig
+    width: int
+    table: int
+    blocks: int = 40
+    slots: int = 4
+
+
+TINY = Scale(MODEL, MEMORY, 48, 16)
 LOOKBACK = MODEL.engram.max_ngram - 1
 LEVEL = {"xla_backend_optimization_level": 1}
 
@@ -44,12 +58,12 @@ def weights():
     return jax.tree.map(draw, model_parameters(MODEL), is_leaf=parameters.is_leaf)
 
 
-@functools.partial(jax.jit, donate_argnums=1, compiler_options=LEVEL)
-def forward(params, memory, tokens, at, lookback, slot, table):
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2, compiler_options=LEVEL)
+def forward(model, params, memory, tokens, at, lookback, slot, table):
     """(logits [Q, V], memory); at: start, count, kept_start, window_start, global_start."""
     start, count, kept, window, first = (x[None] for x in at)
     rows = text_rows(
-        MODEL,
+        model,
         tokens[None],
         start,
         count,
@@ -60,10 +74,10 @@ def forward(params, memory, tokens, at, lookback, slot, table):
     )
     memory = bind(memory, slot[None], table[None])
     out, memory = backbone.forward(
-        params, MODEL, rows, memory, truncation="mask", keep=1, numerics=EXACT
+        params, model, rows, memory, truncation="mask", keep=1, numerics=EXACT
     )
     memory = bind(memory, jnp.zeros(1, jnp.int32), jnp.zeros((1, 1), jnp.int32))
-    return backbone.logits(params, MODEL, out.hidden)[0], memory
+    return backbone.logits(params, model, out.hidden)[0], memory
 
 
 LOAD = jax.jit(snapshots.load, donate_argnums=0, compiler_options=LEVEL)
@@ -73,10 +87,14 @@ SELECT = jax.jit(snapshots.select, static_argnums=3, compiler_options=LEVEL)
 class Device:
     """One memory, and the rows of plans run over it in order; the script of a `Loop`."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        self.config = config
+    def __init__(self, config: EngineConfig, scale: Scale = TINY) -> None:
+        self.config, self.scale = config, scale
         self.memory: PagedMemory = create_paged(
-            MODEL, MEMORY, blocks=BLOCKS, slots=SLOTS, dtype=jnp.float32
+            scale.model,
+            scale.memory,
+            blocks=scale.blocks,
+            slots=scale.slots,
+            dtype=jnp.float32,
         )
         self.logits: dict[int, list[np.ndarray]] = {}  # by request, of each sampled row
         self.computed: dict[int, int] = {}  # prompt rows by request
@@ -109,15 +127,23 @@ class Device:
 
     def run(self, row: PlanRow, kept: int) -> np.ndarray:
         """Logits of the row's last token."""
-        tokens, lookback = np.zeros(WIDTH, np.int32), np.full(LOOKBACK, -1, np.int32)
+        tokens = np.zeros(self.scale.width, np.int32)
+        lookback = np.full(LOOKBACK, -1, np.int32)
         tokens[: row.q] = row.tokens
         if row.lookback:
             lookback[-len(row.lookback) :] = row.lookback
         at = np.array([row.start, row.q, kept, row.swa_valid_start, row.store_from], np.int32)
-        table = np.zeros(TABLE, np.int32)
+        table = np.zeros(self.scale.table, np.int32)
         table[: len(row.blocks)] = row.blocks
         out, self.memory = forward(
-            weights(), self.memory, tokens, at, lookback, np.int32(row.slot), table
+            self.scale.model,
+            weights(),
+            self.memory,
+            tokens,
+            at,
+            lookback,
+            np.int32(row.slot),
+            table,
         )
         return np.asarray(out[row.q - 1])
 

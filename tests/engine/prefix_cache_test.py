@@ -17,7 +17,7 @@ from deepinfer_jax.engine.prefix_cache import PrefixCache
 from deepinfer_jax.engine.request import Request
 from deepinfer_jax.engine.scheduler import Scheduler
 from deepinfer_jax.policy.prefix import Image
-from tests.engine.modelled import BLOCKS, LOOKBACK, MODEL, Device, kept_start, prompt
+from tests.engine.modelled import LOOKBACK, MODEL, TINY, Device, Scale, kept_start, prompt
 from tests.engine.scripted import Loop
 
 EQUAL = CacheConfig(block_tokens=8, nextn=0, backtracking=6, truncation="mask", keep=20)
@@ -29,19 +29,21 @@ POISON = 1e30  # finite: a weight that should be zero and is not moves every bit
 class Service:
     """One engine with a prefix cache, or without; requests one after the other."""
 
-    def __init__(self, cache: CacheConfig, source: bool = True, poison: float = 0.0) -> None:
+    def __init__(
+        self, cache: CacheConfig, source: bool = True, poison: float = 0.0, scale: Scale = TINY
+    ) -> None:
         config = EngineConfig(
             cache=cache,
-            max_model_len=100,
+            max_model_len=scale.table * cache.block_tokens - 20,
             max_num_seqs=3,
-            max_num_batched_tokens=48,
+            max_num_batched_tokens=scale.width,
             chunked_prefill=True,
             overlap=False,
-            num_blocks=BLOCKS,
+            num_blocks=scale.blocks,
         )
-        self.device = Device(config)
+        self.device = Device(config, scale)
         self.device.poison(poison)
-        self.cache = PrefixCache(MODEL, cache)
+        self.cache = PrefixCache(scale.model, cache)
         self.scheduler = Scheduler(
             config, MODEL.vocab_size, source=self.cache if source else None, lookback=LOOKBACK
         )
