@@ -17,6 +17,7 @@ import numpy as np
 from deepinfer_jax.cache import snapshots
 from deepinfer_jax.cache.paged import PagedMemory, bind, create_paged
 from deepinfer_jax.config import CacheConfig, EngineConfig, ModelConfig
+from deepinfer_jax.engine.images import Images
 from deepinfer_jax.engine.plan import PlanRow, RowOutcome, StepPlan
 from deepinfer_jax.model import backbone, parameters
 from deepinfer_jax.model.declaration import model_parameters
@@ -80,8 +81,7 @@ def forward(model, params, memory, tokens, at, lookback, slot, table):
     return backbone.logits(params, model, out.hidden)[0], memory
 
 
-LOAD = jax.jit(snapshots.load, donate_argnums=0, compiler_options=LEVEL)
-SELECT = jax.jit(snapshots.select, static_argnums=3, compiler_options=LEVEL)
+IMAGES = Images()
 
 
 class Device:
@@ -101,8 +101,7 @@ class Device:
 
     def __call__(self, plan: StepPlan, i: int) -> RowOutcome:
         row = plan.rows[i]
-        if row.hit is not None and row.hit.image is not None:
-            self.memory = LOAD(self.memory, row.slot, row.hit.image)
+        self.memory = IMAGES.restore(self.memory, (row,))
         keep = kept_start(self.config.cache, row) if plan.is_prompt else 0
         out = self.run(row, keep)
         if plan.is_prompt:
@@ -114,7 +113,7 @@ class Device:
 
     def snapshot(self, slot: int, position: int) -> snapshots.Image:
         """For a `PrefixCache`."""
-        return SELECT(self.memory, slot, position, "stored")
+        return IMAGES.take(self.memory, slot, position)
 
     def poison(self, value: float) -> None:
         """Every ring, raw row and page becomes `value`."""

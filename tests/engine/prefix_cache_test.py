@@ -17,7 +17,7 @@ from deepinfer_jax.engine.prefix_cache import PrefixCache
 from deepinfer_jax.engine.request import Request
 from deepinfer_jax.engine.scheduler import Scheduler
 from deepinfer_jax.policy.prefix import Image
-from tests.engine.modelled import LOOKBACK, MODEL, TINY, Device, Scale, kept_start, prompt
+from tests.engine.modelled import IMAGES, LOOKBACK, MODEL, TINY, Device, Scale, kept_start, prompt
 from tests.engine.scripted import Loop
 
 EQUAL = CacheConfig(block_tokens=8, nextn=0, backtracking=6, truncation="mask", keep=20)
@@ -82,6 +82,7 @@ def test_a_hit_with_state_equals_a_cold_prompt(cache: CacheConfig, length: int) 
     first = service.ask(prompt(length, 0))
     np.testing.assert_array_equal(first, cold(cache, length))
     again = service.ask(prompt(length, 0))
+    assert IMAGES._load._cache_size() == 1  # any slot, position, keep
     assert service.rows == length - (length - cache.keep) // 8 * 8
     assert distance(again, cold(cache, length)) < 1e-5
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from deepinfer_jax.cache import snapshots
 from deepinfer_jax.cache.paged import PagedMemory, bind
 from deepinfer_jax.config import EngineConfig
 from deepinfer_jax.engine.plan import PlanRow
@@ -17,7 +18,6 @@ from deepinfer_jax.model import draft
 from deepinfer_jax.model.numerics import EXACT
 from tests.engine.modelled import (
     LEVEL,
-    LOAD,
     LOOKBACK,
     MEMORY,
     MODEL,
@@ -106,7 +106,7 @@ def restarted(past: int, restart: int) -> float:
     run(made, 0, 32)
     if past:
         run(made, 32, 32 + past, tokens=TOKENS[:32] + [7] * 20)
-    made.memory = LOAD(made.memory, 2, made.snapshot(1, 32))
+    made.memory = snapshots.load(made.memory, 2, made.snapshot(1, 32))
     kept = 40
     found = run(made, restart, 60, slot=2, blocks=(*BLOCKS[:4], 31, 32, 33, 34), kept=kept)
     return distance(found, plain(60, kept))
