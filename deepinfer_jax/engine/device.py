@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
 
 from deepinfer_jax.config import EngineConfig, ModelConfig, Role
 from deepinfer_jax.engine import pack, penalties
@@ -61,7 +62,7 @@ class Device:
         Raises:
           ValueError: buckets too small for the configuration, or see `create_state`.
         """
-        self.params, self.model, self.config = params, model, config
+        self.model, self.config = model, config
         self.limits = limits or SamplingLimits()
         self.buckets = buckets or pack.Buckets.of(config)
         longest = min(config.batched_tokens, config.max_model_len)
@@ -76,13 +77,17 @@ class Device:
                 most >= least,
                 f"buckets of {name} end at {most}; this engine may need {least}, so add that size",
             )
-        self.state = create_state(
+        # All in one place and committed to it: a program is traced anew for arrays placed otherwise.
+        self.place = SingleDeviceSharding(jax.devices()[0])
+        self.params = jax.device_put(params, self.place)
+        state = create_state(
             model,
             config,
             rows=self.buckets.rows,
             format=format,
             dtype=params["embed"].dtype,
         )
+        self.state = jax.device_put(state, self.place)
         step = Step(model, config, self.limits.logprobs, numerics, token_map)
         self.programs: dict[str, Callable[..., Any]] = {
             "prompt": jax.jit(step.read_prompt, donate_argnums=1),
@@ -191,7 +196,7 @@ class Device:
         key = (tuple(r.request_id for r in requests), count)
         if self._packed is None or self._packed[0] != key:
             made = pack.pack_params(requests, count, self.model, self.limits)
-            self._packed = key, jax.device_put(made)
+            self._packed = key, jax.device_put(made, self.place)
         return self._packed[1]
 
     def _run(self, name: str, *arguments: Any) -> Any:
@@ -201,9 +206,9 @@ class Device:
         key = (name, tree, *((x.shape, x.dtype) for x in leaves))
         if key not in self.compiled:
             self.compiled.add(key)
-            return self.programs[name](*held, jax.device_put(batch))
+            return self.programs[name](*held, jax.device_put(batch, self.place))
         with jax.no_tracing(), jax.transfer_guard("disallow"):
-            return self.programs[name](*held, jax.device_put(batch))
+            return self.programs[name](*held, jax.device_put(batch, self.place))
 
 
 def _note_prompt(request: Request, row: PlanRow, report: Logprobs, i: int) -> None:

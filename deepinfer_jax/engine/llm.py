@@ -196,9 +196,11 @@ class LLM:
                 finished = sum(o.finish_reason is not None for o in outputs)
                 if progress is not None and finished:
                     progress(finished)
-                yield from (by_id[o.request_id].write(o) for o in outputs)
-        finally:
+                yield from [by_id[o.request_id].write(o) for o in outputs]
+            land(self.engine)
+        except GeneratorExit:
             self._drain(by_id)
+            raise
 
     def _drain(self, by_id: dict[int, Writer]) -> None:
         """Abort what is not finished, and run until the engine is empty."""

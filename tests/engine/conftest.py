@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from deepinfer_jax.engine.device import Device
 from tests.engine import small_engine
@@ -12,8 +14,9 @@ from tests.engine import small_engine
 def device() -> Device:
     """The micro model, three drafts, one bucket of each kind."""
     model = small_engine.micro()
+    elsewhere = NamedSharding(jax.make_mesh((1,), ("all",)), PartitionSpec())
     made = Device(
-        small_engine.parameters(model),
+        jax.device_put(small_engine.parameters(model), elsewhere),  # as a checkpoint restores them
         model,
         small_engine.config(),
         buckets=small_engine.BUCKETS,

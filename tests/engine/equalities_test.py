@@ -149,3 +149,20 @@ def test_greedy_answers_without_a_drafter_are_the_same(device: Device) -> None:
     plain = Device(device.params, device.model, config(nextn=0), buckets=BUCKETS)
     made = serve(engine(device), requests(given, [GREEDY] * 6))
     assert serve(engine(plain), requests(given, [GREEDY] * 6)) == made
+
+
+@pytest.mark.slow
+def test_compact_prompts_answer_as_masked_ones(device: Device) -> None:
+    """Prompts shorter and longer than `keep`, in chunks and in one; packed memory too."""
+    given = [*prompts(5, seed=17), *([7, 8, 9] * 20,)]
+    answers = []
+    for truncation, format in (("mask", "values"), ("compact", "values"), ("compact", "bytes")):
+        made = Device(
+            device.params,
+            device.model,
+            config(truncation=truncation, keep=14),
+            buckets=BUCKETS,
+            format=format,
+        )
+        answers.append(serve(engine(made), requests(given, [GREEDY] * 6)))
+    assert answers[0] == answers[1] == answers[2]

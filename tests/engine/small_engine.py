@@ -61,10 +61,11 @@ def parameters(model: ModelConfig) -> dict[str, Any]:
 
 
 def config(**changes: Any) -> EngineConfig:
-    """A small engine; `changes` to its fields, `nextn` among them."""
-    cache = CacheConfig(block_tokens=16, nextn=changes.pop("nextn", 3))
+    """A small engine; `changes` to its fields or to those of its cache."""
+    names = {field.name for field in dataclasses.fields(CacheConfig)}
+    cache = {name: changes.pop(name) for name in names & set(changes)}
     fields = {
-        "cache": cache,
+        "cache": CacheConfig(**{"block_tokens": 16, "nextn": 3, **cache}),
         "max_model_len": 96,
         "max_num_seqs": 4,
         "max_num_batched_tokens": 32,
