@@ -11,6 +11,8 @@ Source: the chapter, sections 11.2 and 11.4; the released DeepInfer 0.1.0 for th
 
 from __future__ import annotations
 
+import dataclasses
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -22,18 +24,25 @@ from deepinfer_jax.cache.snapshots import check_load
 from deepinfer_jax.config import CacheConfig, ModelConfig
 from deepinfer_jax.engine.request import Hit, Request
 from deepinfer_jax.layout import prefix_reserve, ring_rows
-from deepinfer_jax.policy.prefix import BlockIndex, hit_lengths, outside_image
+from deepinfer_jax.policy.prefix import Image, chain, hit_lengths, outside_image
 from deepinfer_jax.rules import require
 
 Snapshot = Callable[[int, int], Any]
 """(slot, position) -> stored image of the newest memory (`cache.snapshots.select`)."""
 
 
+@dataclasses.dataclass
+class _Block:
+    number: int  # id in the pool
+    parent: bytes  # key of the block before; empty for a first one
+    successors: set[bytes] = dataclasses.field(default_factory=set)
+
+
 class PrefixCache:
     """A `prefix.PrefixSource`. `attach` it to the engine before the first request.
 
     The oldest used go first. A block is used when it is matched or published, its successors a
-    little before it, so that a chain shrinks from its end.
+    little before it, so that a chain shrinks from its end. The predecessor of a kept block is kept.
     """
 
     def __init__(
@@ -62,11 +71,11 @@ class PrefixCache:
         self.reserve = prefix_reserve(model, cache)
         self.slack = ring_rows(model, cache)[1] - model.window
         self.most_images, self.extra_keys = images, extra_keys
-        self.index = BlockIndex(cache.block_tokens)
-        self.blocks: OrderedDict[bytes, int] = OrderedDict()  # by key, oldest used first
+        self.blocks: OrderedDict[bytes, _Block] = OrderedDict()  # by key, oldest used first
         self.images: OrderedDict[bytes, Any] = OrderedDict()  # by key of the block they end with
         self.pool: BlockPool
         self.snapshot: Snapshot
+        self._chains: weakref.WeakKeyDictionary[Request, list[bytes]] = weakref.WeakKeyDictionary()
 
     def attach(self, pool: BlockPool, snapshot: Snapshot) -> None:
         """The engine's block pool, and how to take an image of its memory."""
@@ -81,8 +90,9 @@ class PrefixCache:
 
     def match(self, request: Request) -> Hit | None:
         """See `PrefixSource.match`."""
-        keys = self.index.match(request.tokens, self.extra_keys, request.images)
         size = self.block_tokens
+        keys = self._chain(request, request.length // size)
+        keys = keys[: next((i for i, key in enumerate(keys) if key not in self.blocks), None)]
         cached, length = np.int64(len(keys) * size), np.int64(request.length)
         end = int(hit_lengths(length, cached, False, size, self.reserve)[0])
         if end == 0:
@@ -101,22 +111,23 @@ class PrefixCache:
             compute_hit=start,
             swa_valid_start=0 if image is not None else start,
             store_from=end,
-            blocks=tuple(self.blocks[key] for key in keys),
+            blocks=tuple(self.blocks[key].number for key in keys),
             image=image,
         )
 
     def publish(self, request: Request, count: int) -> None:
         """See `PrefixSource.publish`; takes images where the rings still hold a whole window."""
-        tokens = request.tokens[: count * self.block_tokens]
-        self.index.insert(tokens, self.extra_keys, request.images)
-        keys = self.index.match(tokens, self.extra_keys, request.images)
-        for key, block in zip(keys, request.blocks, strict=False):
+        keys, parent = self._chain(request, count), b""
+        for key, number in zip(keys, request.blocks, strict=False):
             if key not in self.blocks:
-                self.pool.pin((block,))
-                self.blocks[key] = block
+                self.pool.pin((number,))
+                self.blocks[key] = _Block(number, parent)
+                if parent:
+                    self.blocks[parent].successors.add(key)
+            parent = key
         self._touch(keys)
-        for position in {len(keys) * self.block_tokens, self.anchor(request.prompt_length)}:
-            if 0 < position <= len(keys) * self.block_tokens:
+        for position in {count * self.block_tokens, self.anchor(request.prompt_length)}:
+            if 0 < position <= count * self.block_tokens:
                 self._keep_image(request, position, keys[position // self.block_tokens - 1])
 
     def reclaim(self, count: int) -> None:
@@ -124,12 +135,12 @@ class PrefixCache:
         for key in tuple(self.blocks):
             if count <= 0:
                 break
-            if key in self.blocks and self.pool.references(self.blocks[key]) == 1:
+            if key in self.blocks and self.pool.references(self.blocks[key].number) == 1:
                 count -= self._drop(key)
 
     def held(self) -> Iterable[int]:
         """See `PrefixSource.held`."""
-        return tuple(self.blocks.values())
+        return tuple(block.number for block in self.blocks.values())
 
     def _touch(self, keys: Sequence[bytes]) -> None:
         for key in reversed(keys):
@@ -137,11 +148,27 @@ class PrefixCache:
 
     def _drop(self, key: bytes) -> int:
         """Forget a block and its successors; how many of them are free now."""
-        before = self.pool.free_count
-        for gone in self.index.remove(key):
+        before, pending = self.pool.free_count, [key]
+        if parent := self.blocks[key].parent:
+            self.blocks[parent].successors.discard(key)
+        while pending:
+            gone = pending.pop()
+            block = self.blocks.pop(gone)
             self.images.pop(gone, None)
-            self.pool.free((self.blocks.pop(gone),))
+            self.pool.free((block.number,))
+            pending.extend(block.successors)
         return self.pool.free_count - before
+
+    def _chain(self, request: Request, count: int) -> list[bytes]:
+        """Keys of the request's first `count` blocks; each block is hashed once."""
+        known = self._chains.setdefault(request, [])
+        if count > len(known):
+            start, size = len(known) * self.block_tokens, self.block_tokens
+            tokens = request.tokens[start : count * size]
+            images = [Image(i.start - start, i.end - start, i.digest) for i in request.images]
+            parent = known[-1] if known else b""
+            known += chain(tokens, self.extra_keys, size, parent, images)
+        return known[:count]
 
     def _keep_image(self, request: Request, position: int, key: bytes) -> None:
         """Take an image as of `position`, unless rows ahead of it may have destroyed its window.

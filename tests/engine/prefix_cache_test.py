@@ -16,7 +16,7 @@ from deepinfer_jax.engine.prefix import check_hit
 from deepinfer_jax.engine.prefix_cache import PrefixCache
 from deepinfer_jax.engine.request import Request
 from deepinfer_jax.engine.scheduler import Scheduler
-from deepinfer_jax.policy.prefix import Image
+from deepinfer_jax.policy.prefix import Image, chain
 from tests.engine.modelled import IMAGES, LOOKBACK, MODEL, TINY, Device, Scale, kept_start, prompt
 from tests.engine.scripted import Loop
 
@@ -209,6 +209,17 @@ def test_the_oldest_go_first_and_chains_shrink_from_their_end() -> None:
     cache.reclaim(99)
     assert len(cache.blocks) == 2 and cache.pool.used_count == 2
     assert cache.match(Request(9, [1] * 38)) is None
+
+
+def test_keys_do_not_depend_on_when_blocks_were_hashed() -> None:
+    """Block by block, across an image, or all at once."""
+    cache, tokens = bookkeeping(), prompt(64, 0)
+    pictures = (Image(10, 30, b"x"),)
+    slow, fast = Request(1, tokens, images=pictures), Request(2, tokens, images=pictures)
+    for count in range(9):
+        keys = cache._chain(slow, count)
+    assert keys == cache._chain(fast, 8) == list(chain(tokens, (), 8, b"", pictures))
+    assert keys[0] == chain(tokens, (), 8)[0] and keys[1] != chain(tokens, (), 8)[1]
 
 
 def test_any_traffic_leaves_no_block_behind() -> None:
