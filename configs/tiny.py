@@ -1,4 +1,4 @@
-"""Greedy decoding with the tiny trained model, plain or with drafts.
+"""Generation with the tiny trained model: greedy or sampled, plain or with drafts.
 
     python -m experiments.generate --config=configs/tiny.py --prompt="def "
 
@@ -19,7 +19,10 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     config.speculate = False
     config.max_new_tokens = 8 if arg else 96
     config.context = 128  # prompt and answer together, the length of the training
-    config.chunk = 64  # prompt tokens per step
+    config.temperature = 0.0  # 0: greedy
+    config.top_p = 1.0
+    config.answers = 1
+    config.regex = ""  # the answer must match it
     config.format = "bytes"  # of the memory: "bytes" as in service, or "values"
     config.provenance = (("*", "assumed", "this experiment"),)
     return config

@@ -33,6 +33,7 @@ class News:
     tokens: tuple[int, ...]
     text: str  # whole characters that no stop string can take back; "" without a tokenizer
     finish_reason: str | None  # a `request.Status`, in the last news
+    error: str | None = None  # of a grammar, in the last news
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,9 +93,8 @@ class Writer:
         if output.finish_reason is not None and self._words is not None:
             self.text += self._words.finish()
         shown, self._shown = self._shown, len(self.text)
-        return News(
-            self.prompt, self.answer, output.tokens, self.text[shown:], output.finish_reason
-        )
+        text, reason = self.text[shown:], output.finish_reason
+        return News(self.prompt, self.answer, output.tokens, text, reason, self.error)
 
     def completion(self) -> Completion:
         """The finished answer."""
