@@ -30,6 +30,7 @@ class Tally:
     rows: int = 0
     excused: int = 0
     sequences: int = 0
+    whole: int = 0
     worst: float = 0.0
     notes: list[str] = dataclasses.field(default_factory=list)
 
@@ -47,6 +48,7 @@ class Tally:
         self.rows += len(difference)
         self.excused += len(difference) - agreed
         self.sequences += 1
+        self.whole += not apart.size
         self.worst = max(self.worst, float(difference[:agreed].max(initial=0)))
 
     def check(self) -> None:
@@ -57,6 +59,7 @@ class Tally:
         """The counts, without the notes."""
         return {
             "sequences": self.sequences,
+            "sequences_without_excuse": self.whole,
             "rows": self.rows,
             "rows_excused_by_a_near_tie": self.excused,
             "max_logit_difference": float(f"{self.worst:.2e}"),

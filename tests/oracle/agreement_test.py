@@ -16,51 +16,40 @@ pytest.importorskip("mlx_lm")
 
 from deepinfer_jax.config import ModelConfig
 from pallas_kernels import formats
-from tests.oracle import margins, mlx, models, nemo, ours
-from tests.oracle.agreement import Tally
+from tests.oracle import mlx, models, nemo, ours
+from tests.oracle.agreement import TOLERANCE
+from tests.oracle.comparison import LENGTH, QUICK, WAYS, Scores, compare, subject
 from tests.oracle.random_weights import random_parameters
 
 pytestmark = pytest.mark.oracle
 
-LENGTH = 40
-SPLITS = [[11, 6, 6, 1, 3], [1, 2, 3, 4, 5, 6, 7], [12, 1, 12, 1], [5, 5, 5, 5, 5, 5]]
 UNSHRUNK = settings(
     derandomize=True, database=None, deadline=None, max_examples=8, phases=[Phase.generate]
 )
+QUICK_SEEDS = range(5)
+ALL_SEEDS = range(20)
 
 
-def sample(config: ModelConfig, seed: int) -> tuple[dict[str, Any], Any, np.ndarray]:
-    """Weights for the references, the same for us, and a prompt."""
-    weights = random_parameters(config, seed)
-    ids = np.random.default_rng(seed).integers(0, config.vocab_size, LENGTH)
-    return weights, jax.tree.map(jnp.asarray, weights), ids
+def check(scores: Scores, rounding: bool) -> None:
+    """The bounds of `Scores.check`, with the figures on the output."""
+    print(scores.record(), *(note for one in scores.values() for note in one.notes), sep="\n")
+    scores.check(rounding)
 
 
-def compare(config: ModelConfig, seed: int, rounding: bool, splits: list[list[int]], tally: Tally):
-    """One shot and every split, against NeMo's one shot and mlx-lm's same split."""
-    weights, params, ids = sample(config, seed)
-    with nemo.rounding(rounding), mlx.rounding(rounding):
-        model = nemo.backbone(config, weights)
-        with margins.watched(LENGTH) as doubts:
-            truth = nemo.logits(model, ids)
-        mine, _ = ours.prompt(params, config, ids, rounding=rounding)
-        tally.judge(mine, truth, doubts, f"NeMo, seed {seed}, rounding {rounding}, one shot")
-        other = None if config.engram else mlx.backbone(config, weights)
-        for lengths in splits:
-            where = f"seed {seed}, rounding {rounding}, chunks {lengths}"
-            mine = ours.in_chunks(params, config, ids, lengths, rounding=rounding)
-            tally.judge(mine, truth, doubts, f"NeMo, {where}")
-            if other is not None:
-                theirs = mlx.in_chunks(other, ids, [*lengths, *[ours.CHUNK] * LENGTH])
-                tally.judge(mine, theirs, doubts, f"mlx-lm, {where}")
+def test_every_way_without_rounding() -> None:
+    """Prompts, chunks, single tokens, verify steps with rollback; nothing to excuse."""
+    check(compare(models.plain(), QUICK_SEEDS, False, QUICK), False)
 
 
-def test_prompts_and_chunks() -> None:
-    tally = Tally()
-    for seed in range(20):
-        compare(models.plain(), seed, True, SPLITS, tally)
-    print(tally.record(), *tally.notes, sep="\n")
-    tally.check()
+def test_prompts_and_chunks_with_rounding() -> None:
+    ways = {way: QUICK[way] for way in ("prefill", "chunked")}
+    check(compare(models.plain(), QUICK_SEEDS, True, ways), True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounding", [True, False])
+def test_every_way(rounding: bool) -> None:
+    check(compare(models.plain(), ALL_SEEDS, rounding), rounding)
 
 
 def test_codes_are_equal_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,88 +70,76 @@ def test_codes_are_equal_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(nemo.attention, "quantize_cache", both)
     for seed in range(3):
-        weights, _, ids = sample(models.plain(), seed)
+        weights = random_parameters(models.plain(), seed)
+        ids = np.random.default_rng(seed).integers(0, models.plain().vocab_size, LENGTH)
         nemo.logits(nemo.backbone(models.plain(), weights), ids)
     assert seen == set(ours_of)
 
 
-def test_unrounded_prompts_leave_nothing_to_excuse() -> None:
-    tally = Tally()
-    for seed in range(20):
-        compare(models.plain(), seed, False, [], tally)
-    print(tally.record())
-    assert not tally.excused
-
-
-def test_decode_token_by_token() -> None:
-    tally = Tally()
-    for seed in range(4):
-        compare(models.plain(), seed, False, [[1] * LENGTH], tally)
-    assert tally.rows and not tally.excused
-
-
-def test_verify_steps_that_accept_a_part() -> None:
-    """Six rows are written, `accepted` of them count, and the next step starts behind those.
-
-    Without rounding, so that a near-tie of a code excuses nothing.
-    """
-    with nemo.rounding(False), mlx.rounding(False):
-        verify_steps()
-
-
-def verify_steps() -> None:
-    config, tally = models.plain(), Tally()
-    for seed in range(8):
-        weights, params, ids = sample(config, seed)
-        dice = np.random.default_rng(seed + 100)
-        reference = mlx.backbone(config, weights)
-        with margins.watched(LENGTH) as doubts:
-            nemo.logits(nemo.backbone(config, weights), ids)
-        cache = reference.make_cache()
-        theirs = [mlx.extend(reference, cache, ids[:9])]
-        mine, memory = ours.extend(
-            params, config, ours.empty(config, LENGTH), ids, 0, 9, ours.CHUNK, rounding=False
-        )
-        rows, at = [mine], 9
-        while at + 6 <= LENGTH:
-            accepted = int(dice.integers(1, 7))
-            guess = ids.copy()
-            guess[at + accepted : at + 6] = dice.integers(0, config.vocab_size, 6 - accepted)
-            mine, memory = ours.extend(
-                params, config, memory, guess, at, 6, ours.CHUNK, rounding=False
-            )
-            rows.append(mine[:accepted])
-            trial = mlx.snapshot(cache)
-            mlx.extend(reference, trial, guess[at : at + 6])
-            theirs.append(mlx.extend(reference, cache, ids[at : at + accepted]))
-            at += accepted
-        tally.judge(np.concatenate(rows), np.concatenate(theirs), doubts, f"seed {seed}")
-    print(tally.record(), *tally.notes, sep="\n")
-    assert tally.rows and not tally.excused
-
-
 def test_engram() -> None:
-    tally = Tally()
-    for seed in range(20):
-        compare(models.remembering(), seed, True, SPLITS[:1], tally)
-    print(tally.record(), *tally.notes, sep="\n")
-    tally.check()
+    check(compare(models.remembering(), QUICK_SEEDS, False, {"prefill": WAYS["prefill"]}), False)
+
+
+@pytest.mark.slow
+def test_engram_in_chunks_with_rounding() -> None:
+    ways = {"prefill": WAYS["prefill"], "chunked": WAYS["chunked"][:1]}
+    check(compare(models.remembering(), ALL_SEEDS, True, ways), True)
+
+
+def test_image_rows() -> None:
+    """Image rows stand for the embedding, are routed under `bias_image` and pass Engram by (NeMo)."""
+    config = models.remembering()
+    is_image = np.zeros(LENGTH, bool)
+    is_image[[*range(3, 12), *range(20, 27)]] = True
+    for seed in QUICK_SEEDS:
+        with subject(config, seed, False) as one:
+            vectors = np.random.default_rng(seed).standard_normal(
+                (LENGTH, config.hidden_size), np.float32
+            )
+            mine = ours.illustrated(one.params, config, one.ids, is_image, vectors, False)
+            weights = random_parameters(config, seed)
+            truth = nemo.illustrated(nemo.backbone(config, weights), one.ids, is_image, vectors)
+        np.testing.assert_allclose(mine, truth, rtol=0, atol=TOLERANCE)
+        assert np.abs(truth - one.truth).max() > 1e-2
+
+
+def test_truncation_against_mlx() -> None:
+    """Kept rows of mask mode, and single tokens after them, equal mlx-lm under the same mask."""
+    config, keep, prompt = models.plain(), 12, LENGTH - 6
+    for seed in QUICK_SEEDS:
+        with subject(config, seed, False) as one:
+            cut = {"rounding": False, "truncation": "mask", "keep": keep}
+            memory = ours.empty(config, LENGTH)
+            mine, memory = ours.extend(
+                one.params, config, memory, one.ids[:prompt], 0, prompt, LENGTH, **cut
+            )
+            cache = one.other.make_cache()
+            with mlx.truncated(config, prompt - keep):
+                theirs = mlx.extend(one.other, cache, one.ids[:prompt])
+                pairs = [(mine[-keep:], theirs[-keep:])]
+                for at in range(prompt, LENGTH):
+                    mine, memory = ours.extend(
+                        one.params, config, memory, one.ids, at, 1, ours.CHUNK, rounding=False
+                    )
+                    pairs.append((mine, mlx.extend(one.other, cache, one.ids[at : at + 1])))
+        for mine, theirs in pairs:
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=TOLERANCE)
+        assert np.abs(pairs[0][1][0] - one.truth[prompt - keep]).max() > 1e-2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rounding", [True, False])
 def test_every_shape(rounding: bool) -> None:
-    tally = Tally()
+    scores = Scores()
 
     @UNSHRUNK
     @given(models.models(), st.integers(0, 2**31))
     def run(config: ModelConfig, seed: int) -> None:
-        for step in range(4):
-            compare(config, seed + step, rounding, SPLITS[:2], tally)
+        ways = {way: QUICK[way] for way in ("prefill", "chunked")}
+        compare(config, range(seed, seed + 4), rounding, ways, scores)
 
     run()
-    print(tally.record(), *tally.notes, sep="\n")
-    tally.check()
+    check(scores, rounding)
 
 
 @pytest.mark.slow
@@ -170,7 +147,8 @@ def test_truncation() -> None:
     """compact = mask; the last row is the whole model's from n (W - 1) + 1 rows on."""
     config = models.plain()
     bound = (config.num_layers - config.boundary_layer) * (config.window - 1) + 1
-    _, params, ids = sample(config, 0)
+    params = jax.tree.map(jnp.asarray, random_parameters(config, 0))
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, LENGTH)
     whole, _ = ours.prompt(params, config, ids, rounding=False)
     for keep in (bound, 12):
         cut = {"rounding": False, "keep": keep}
