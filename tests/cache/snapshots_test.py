@@ -193,6 +193,28 @@ def test_snapshot_timing(cache: CacheConfig, most: int) -> None:
                 check_select(ONE, cache, "stored", 768, 768 + past)
 
 
+@pytest.mark.parametrize("cache", [PLAIN, CacheConfig(extra_state=True), WIDE])
+def test_any_position_a_wide_ring_still_holds(cache: CacheConfig) -> None:
+    """Whole windows at most R' - 128 rows later, whole images at most R' - 134 rows later."""
+    narrow, wide = layout.ring_rows(ONE, cache)
+    rng, kinds = np.random.default_rng(wide), set()
+    for _ in range(40):
+        position = 128 * int(rng.integers(2, 9))
+        past = int(rng.choice([0, wide - narrow, wide - 128, rng.integers(0, wide)]))
+        past = max(0, past + int(rng.integers(-1, 2)))
+        image = held(SELECT(numbered(cache, position + past), 1, position, "stored"))
+        first = [image[p % narrow] == p for p in range(position - narrow, position)]
+        assert all(first[-128:]) == (past <= wide - 128)
+        assert all(first) == (past <= wide - narrow)
+        try:
+            check_select(ONE, cache, "stored", position, position + past)
+            kinds.add(True)
+        except ValueError:
+            assert not all(first[-128:])
+            kinds.add(False)
+    assert kinds == {True, False}
+
+
 def test_positions_and_slots_compile_once() -> None:
     memory, _ = filled(SMALL, "values")
     image = SELECT(memory, 2, 40, "stored")

@@ -82,9 +82,11 @@ def test_a_hit_with_state_equals_a_cold_prompt(cache: CacheConfig, length: int) 
     first = service.ask(prompt(length, 0))
     np.testing.assert_array_equal(first, cold(cache, length))
     again = service.ask(prompt(length, 0))
-    assert IMAGES._load._cache_size() == 1  # any slot, position, keep
     assert service.rows == length - (length - cache.keep) // 8 * 8
     assert distance(again, cold(cache, length)) < 1e-5
+    programs = IMAGES._load._cache_size(), IMAGES._select._cache_size()
+    service.ask(prompt(length - 9, 0))  # another position and slot, no other program
+    assert programs == (IMAGES._load._cache_size(), IMAGES._select._cache_size())
 
 
 def test_keep_140_with_reserve_134_has_a_gap() -> None:
