@@ -113,14 +113,15 @@ def _window_part(
     query: jax.Array, keys: jax.Array, shown: jax.Array
 ) -> tuple[jax.Array, jax.Array, str]:
     scores = jnp.einsum("sqhc,skc->sqhk", query, keys, preferred_element_type=jnp.float32)
-    return _masked(scores, shown, query), keys, "sqhk,skc->sqhc"
+    seen = shown.any(1)[..., None]  # rows that nobody sees may hold anything: 0 * NaN is NaN
+    return _masked(scores, shown, query), jnp.where(seen, keys, 0), "sqhk,skc->sqhc"
 
 
 def _global_part(
     query: jax.Array, rows: jax.Array, valid: jax.Array
 ) -> tuple[jax.Array, jax.Array, str]:
     scores = jnp.einsum("sqhc,sqkc->sqhk", query, rows, preferred_element_type=jnp.float32)
-    return _masked(scores, valid, query), rows, "sqhk,sqkc->sqhc"
+    return _masked(scores, valid, query), jnp.where(valid[..., None], rows, 0), "sqhk,sqkc->sqhc"
 
 
 def _masked(scores: jax.Array, shown: jax.Array, query: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ from tests.engine.scripted import Loop
 EQUAL = CacheConfig(block_tokens=8, nextn=0, backtracking=6, truncation="mask", keep=20)
 LESS = dataclasses.replace(EQUAL, keep=14)  # keep = reserve = rings
 GAP = dataclasses.replace(EQUAL, reserve=14, unsafe_reserve=True)
-POISON = 1e30  # finite: a weight that should be zero and is not moves every bit of a sum
+POISON = float("nan")
 
 
 class Service:

@@ -29,7 +29,7 @@ from tests.engine.modelled import (
 TOKENS = prompt(60, 3)
 CONFIG = EngineConfig(cache=MEMORY, max_model_len=80, max_num_seqs=3, num_blocks=40)
 BLOCKS = tuple(range(1, 9))
-POISON = -1e30
+POISON = float("nan")
 
 
 def device() -> Device:
