@@ -283,7 +283,6 @@ class EngineConfig:
     prefill_usage_percent: int = 90  # fuller block pools admit no prompt while requests decode
     overlap: bool = True
     stop_preempted: bool = False  # end a preempted request rather than compute it again
-    verification: str = "fixed"  # or "confidence": drafts verified per request vary
     num_blocks: int = 1024  # of the block pool, the reserved one included
     slots_percent: int = 120  # state slots per 100 of max_num_seqs, the reserved one apart
 

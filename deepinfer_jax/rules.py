@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 TRUNCATION_MODES = ("off", "mask", "compact")
 ROLES = ("normal", "prompt", "completion")
-VERIFICATIONS = ("fixed", "confidence")
 
 
 def require(condition: bool, message: str) -> None:
@@ -243,9 +242,7 @@ def check_engine(engine: EngineConfig) -> None:
     for name in ("max_num_batched_tokens", "step_quota"):
         value = getattr(engine, name)
         require(value >= 0, f"EngineConfig.{name} is {value}; it may not be negative")
-    for name, known in (("role", ROLES), ("verification", VERIFICATIONS)):
-        value = getattr(engine, name)
-        require(value in known, f"{name} is {value!r}; choose one of {', '.join(known)}")
+    require(engine.role in ROLES, f"role is {engine.role!r}; choose one of {', '.join(ROLES)}")
     _check_budget(engine)
     _check_role(engine)
     _check_memory(engine)

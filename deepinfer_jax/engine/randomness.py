@@ -2,7 +2,9 @@
 
 Counter based: uniform = threefry(threefry(seed, position), use). No state, so a request draws the
 same numbers whatever shares its batch, in whatever row it lies, overlapped or not, and again after
-a preemption. `position` is the absolute position the drawn token will take.
+a preemption. (Sampled tokens may differ then: where blocks of drafts begin has moved, so drafts and
+with them uses of the numbers differ; their law does not.) `position` is the absolute position the
+drawn token will take.
 
 A test behind a rejected draft is drawn again by a later step. That is harmless: nothing committed
 depended on the first draw, because a draft's acceptance looks at no later position.

@@ -38,7 +38,6 @@ BROKEN = {
     "prefill_interval is -1": {"prefill_interval": -1},
     "step_quota is -5; it may not": {"step_quota": -5},
     "role is 'decode'": {"role": "decode"},
-    "verification is 'greedy'": {"verification": "greedy"},
     "256 requests with 6 rows each need 1536": {"max_num_batched_tokens": 1535},
     "without chunked_prefill a prompt is one step": {"max_num_batched_tokens": 4095},
     "max_prefill_context is 4095": {"max_prefill_context": 4095},

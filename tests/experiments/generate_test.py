@@ -11,10 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from deepinfer_jax import presets
-from deepinfer_jax.model.declaration import model_parameters
-from deepinfer_jax.model.parameters import is_leaf
 from experiments.training import measure, store
 from experiments.training.decoding import Decoder
+from tests.oracle.random_weights import random_parameters
 
 MODEL = presets.tiny()
 PROMPT = np.arange(3, 14, dtype=np.int32)
@@ -23,18 +22,9 @@ PROMPT = np.arange(3, 14, dtype=np.int32)
 SHIPPED = pathlib.Path(__file__).parents[2] / "configs/checkpoints/tiny"
 
 
-def _draw(leaf, random):
-    middle, spread = {"ones": (1, 0.1), "zeros": (0, 0.1), "normal": (0, leaf.shape[-1] ** -0.5)}[
-        leaf.init
-    ]
-    return jnp.asarray(middle + spread * random.standard_normal(leaf.shape), jnp.float32)
-
-
 @pytest.fixture(scope="module")
 def params():
-    random = np.random.default_rng(0)
-    tree = model_parameters(MODEL)
-    return jax.tree.map(lambda leaf: _draw(leaf, random), tree, is_leaf=is_leaf)
+    return jax.tree.map(jnp.asarray, random_parameters(MODEL, 0))
 
 
 def decoder(params, drafts, memory):

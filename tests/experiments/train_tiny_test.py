@@ -15,11 +15,10 @@ import pytest
 from deepinfer_jax import presets
 from deepinfer_jax.cache.dense import create_dense
 from deepinfer_jax.model import backbone, draft, experts
-from deepinfer_jax.model.declaration import model_parameters
 from deepinfer_jax.model.numerics import EXACT
-from deepinfer_jax.model.parameters import is_leaf
 from deepinfer_jax.model.rows import text_rows
 from experiments.training import baselines, block, losses, measure, resume, state, text, whole
+from tests.oracle.random_weights import random_parameters
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -36,18 +35,9 @@ MODEL = dataclasses.replace(  # every kind of layer once: window, both sources, 
 )
 
 
-def _draw(leaf, random):
-    middle, spread = {"ones": (1, 0.1), "zeros": (0, 0.1), "normal": (0, leaf.shape[-1] ** -0.5)}[
-        leaf.init
-    ]
-    return jnp.asarray(middle + spread * random.standard_normal(leaf.shape), jnp.float32)
-
-
 @pytest.fixture(scope="module")
 def params():
-    random = np.random.default_rng(0)
-    tree = model_parameters(MODEL)
-    return jax.tree.map(lambda leaf: _draw(leaf, random), tree, is_leaf=is_leaf)
+    return jax.tree.map(jnp.asarray, random_parameters(MODEL, 0))
 
 
 def test_whole_sequences_equal_the_backbone(params):
