@@ -16,14 +16,17 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from deepinfer_jax.cache.paged import PagedMemory
+from deepinfer_jax.cache.snapshots import Image
 from deepinfer_jax.config import EngineConfig, ModelConfig, Role
 from deepinfer_jax.engine import pack, penalties
 from deepinfer_jax.engine.answer import Answer, answer_of
 from deepinfer_jax.engine.device_state import create_state, reach
 from deepinfer_jax.engine.grammar import EVERYTHING
+from deepinfer_jax.engine.images import Images
 from deepinfer_jax.engine.logprobs import Logprobs
 from deepinfer_jax.engine.plan import PlanRow, RowOutcome, StepOutcome, StepPlan
-from deepinfer_jax.engine.request import Request
+from deepinfer_jax.engine.request import Hit, Request
 from deepinfer_jax.engine.sampling import PackedSampling
 from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
 from deepinfer_jax.engine.step import Step, StepOutput
@@ -96,6 +99,7 @@ class Device:
             "report": jax.jit(step.report_prompt),
             "remember": jax.jit(step.remember, donate_argnums=0),
         }
+        self.images = Images()
         self.compiled: set[tuple[Any, ...]] = set()  # programs and buckets that were used
         self._packed: tuple[Any, PackedSampling] | None = None  # of the newest batch
         self._prompts: list[tuple[Sequence[PlanRow], Logprobs]] = []
@@ -107,6 +111,7 @@ class Device:
         """Queue the backbone over the plan's rows."""
         self._queued, self._prompts = time.perf_counter(), []
         if plan.is_prompt:
+            self._keep_memory(self.images.restore(self.state.memory, plan.rows))
             for at in range(0, len(plan.rows), self.buckets.prompts):
                 group = slice(at, at + self.buckets.prompts)
                 self._read_prompts(plan.rows[group], requests[group], at)
@@ -136,8 +141,19 @@ class Device:
         found = tuple(_outcome(output, i, r, propose) for i, r in enumerate(requests))
         return StepOutcome(found), float(output.confidence_error[: len(found)].sum())
 
-    def warm_up(self, masks: bool = False) -> None:
-        """Compile every bucket, with grammar masks too if asked; writes to nobody's memory only."""
+    def snapshot(self, slot: int, position: int) -> Image:
+        """A stored image of the newest memory, for a `PrefixCache`; queued, not waited for."""
+        return self.images.take(self.state.memory, slot, position)
+
+    def warm_up(self, masks: bool = False, images: bool = False) -> None:
+        """Compile every bucket, with grammar masks and a prefix cache's images too if asked.
+
+        Writes to nobody's memory only.
+        """
+        if images:
+            hit = Hit(0, 0, image=self.snapshot(0, 0))
+            row = PlanRow(-1, 1, 1, (0,), (), (0,), 0, first=True, hit=hit)
+            self._keep_memory(self.images.restore(self.state.memory, (row,)))
         for width, blocks in itertools.product(self.buckets.prompt, self.buckets.blocks):
             row = PlanRow(-1, width, width, (0,) * width, (), (0,) * blocks, 0, last_chunk=False)
             self._rehearse(StepPlan(-1, True, (row,)), masks)
@@ -161,6 +177,9 @@ class Device:
             self.wait(p, requests)
 
     # Parts
+
+    def _keep_memory(self, memory: PagedMemory) -> None:
+        self.state = dataclasses.replace(self.state, memory=memory)
 
     def _read_prompts(self, rows: Sequence[PlanRow], requests: Sequence[Request], at: int) -> None:
         for row, request in zip(rows, requests, strict=True):

@@ -22,6 +22,7 @@ from deepinfer_jax.engine.device_state import reach
 from deepinfer_jax.engine.grammar import TIMEOUT, Compilation, Compiler
 from deepinfer_jax.engine.loops import Engine, land
 from deepinfer_jax.engine.plan import RequestOutput
+from deepinfer_jax.engine.prefix_cache import PrefixCache
 from deepinfer_jax.engine.request import Request, Status
 from deepinfer_jax.engine.sampling_params import SamplingParams
 from deepinfer_jax.engine.scheduler import Scheduler
@@ -43,6 +44,7 @@ class LLM:
         config: EngineConfig | None = None,
         tokenizer: Tokenizer | None = None,
         *,
+        prefix_cache: PrefixCache | None = None,
         grammar_timeout: float = TIMEOUT,
         record: Callable[[StepRecord], None] | None = None,
         **device: Any,
@@ -51,6 +53,7 @@ class LLM:
 
         Args:
           tokenizer: needed for text prompts, text answers, stop strings and grammars.
+          prefix_cache: remembers prefixes of this engine; a fresh one, of the same model and cache.
           grammar_timeout: seconds that a grammar may take to compile.
           record: gets each committed step.
           device: keywords of `device.Device`: buckets, limits, format, numerics, token_map.
@@ -65,7 +68,12 @@ class LLM:
         )
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.device = Device(params, model, config, **device)
-        self.scheduler = Scheduler(config, model.vocab_size, lookback=reach(model))
+        self.scheduler = Scheduler(
+            config, model.vocab_size, source=prefix_cache, lookback=reach(model)
+        )
+        self.prefix_cache = prefix_cache
+        if prefix_cache is not None:
+            prefix_cache.attach(self.scheduler.roster.storage.blocks, self.device.snapshot)
         self.engine = Engine(self.scheduler, self.device, record)
         self._timeout = grammar_timeout
         self._compiler: Compiler | None = None
@@ -73,7 +81,7 @@ class LLM:
 
     def warm_up(self, grammars: bool = False) -> None:
         """Compile everything that generation needs, with grammars or without."""
-        self.device.warm_up(grammars)
+        self.device.warm_up(grammars, self.prefix_cache is not None)
 
     @overload
     def generate(
@@ -167,12 +175,14 @@ class LLM:
     def _request(self, ids: list[int], wish: SamplingParams, seed: int, writer: Writer) -> Request:
         self._next += 1
         eos = () if wish.ignore_eos else (self.model.eos_token_id,)
+        cache, chunks = self.prefix_cache, self.config.chunked_prefill
         return Request(
             self._next,
             ids,
             max_tokens=wish.max_tokens,
             stop_ids=frozenset((*eos, *wish.stop_ids)),
             stop_when=writer.see if self.tokenizer is not None else None,
+            checkpoints=cache.checkpoints(len(ids)) if cache and chunks else (),
             schedulable=wish.grammar is None,
             sampling=Answer(wish, seed),
         )

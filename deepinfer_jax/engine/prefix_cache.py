@@ -6,6 +6,8 @@ there. Without one it steps back by a block and refills the encoder's rings (enc
 see no window before the restart, and the global rows of that block are not stored again. In both
 cases the decoder's rings are rebuilt from the last `keep` tokens (decoder replay), so `reserve`
 must not be less than `keep`: else kept rows would look back to rows that nobody restored.
+Rows computed behind a replay saw windows cut at the restart; their blocks are published like any
+other, as the released engine does.
 Source: the chapter, sections 11.2 and 11.4; the released DeepInfer 0.1.0 for the restart's rules.
 """
 
@@ -82,11 +84,17 @@ class PrefixCache:
         self.pool, self.snapshot = pool, snapshot
 
     def anchor(self, length: int) -> int:
-        """Where a chunk of a prompt should end, so that the same prompt finds an image; 0: nowhere.
-
-        For `Request.checkpoints`; wide rings make it needless.
-        """
+        """Where the same prompt would start again if it finds an image there; 0: nowhere."""
         return max(0, length - self.reserve) // self.block_tokens * self.block_tokens
+
+    def checkpoints(self, length: int, images: Sequence[Image] = ()) -> tuple[int, ...]:
+        """`Request.checkpoints` of a prompt, so that its anchor's image can be taken.
+
+        None where rings are wide enough to give it later, or an image is in the way.
+        """
+        at = self.anchor(length)
+        inside = any(image.start < at < image.end for image in images)
+        return () if at == 0 or inside or length - at <= self.slack else (at,)
 
     def match(self, request: Request) -> Hit | None:
         """See `PrefixSource.match`."""

@@ -54,7 +54,7 @@ class Service:
     def ask(self, tokens: list[int], outputs: int = 4) -> np.ndarray:
         """Logits [outputs, V] of a request, run to its end."""
         self.count += 1
-        points = tuple(p for p in (self.cache.anchor(len(tokens)),) if p)
+        points = self.cache.checkpoints(len(tokens))
         self.scheduler.add(Request(self.count, tokens, max_tokens=outputs, checkpoints=points))
         self.loop.run()
         return np.array(self.device.logits[self.count])
