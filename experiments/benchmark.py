@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import pathlib
+import platform
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -41,29 +44,56 @@ BLOCK_TOKENS = 128
 
 
 def main(run: harness.Run) -> None:
-    logging.set_verbosity(logging.WARNING)  # orbax reports every file at INFO
-    settings, steps = run.parameters, []
-    llm, prompts = prepare(settings, run.seed, steps)
-    llm.warm_up()
-    found, lines = {}, []
-    for stage, answer in (("prompt", 1), ("decode", settings["answer"])):
-        wish = SamplingParams(
-            temperature=settings["temperature"], max_tokens=answer, ignore_eos=True, seed=run.seed
-        )
-        serve(llm, prompts[: settings["concurrency"]], wish)  # the first round is not measured
-        steps.clear()
-        with harness.Progress(len(prompts), f"{stage} stage") as bar:
-            for at in range(0, len(prompts), settings["concurrency"]):
-                group = prompts[at : at + settings["concurrency"]]
-                requests = serve(llm, group, wish)
-                lines += [{"stage": stage, **dataclasses.asdict(r)} for r in requests]
-                bar.step(len(group))
-        found[stage] = window(steps, stage, settings["concurrency"])
+    settings = run.parameters
+    found, lines = measure(settings, run.seed)
     rows = [{"stage": stage, **shown(numbers)} for stage, numbers in found.items()]
     print(table(rows, title=f"{settings['model']}, {settings['concurrency']} requests"))
     if run.workdir:
-        records.write_json(run.workdir / "summary.json", found)
+        summary = {**records.environment(), "machine": machine(), **found}
+        records.write_json(run.workdir / "summary.json", summary)
         records.write_jsonl(run.workdir / "results.jsonl", lines, len(lines))
+
+
+def measure(
+    settings: dict[str, Any], seed: int
+) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """An engine with these settings: the numbers of both windows, and a line for each request.
+
+    Raises:
+      ValueError: a setting that no engine takes, or a window without a step.
+    """
+    logging.set_verbosity(logging.WARNING)  # orbax reports every file at INFO
+    steps: list[StepRecord] = []
+    llm, prompts = prepare(settings, seed, steps)
+    llm.warm_up()
+    seats, found, lines = settings["concurrency"], {}, []
+    for stage, answer in (("prompt", 1), ("decode", settings["answer"])):
+        wish = SamplingParams(
+            temperature=settings["temperature"], max_tokens=answer, ignore_eos=True, seed=seed
+        )
+        serve(llm, prompts[:seats], wish)  # the first round is not measured
+        steps.clear()
+        with harness.Progress(len(prompts), f"{stage} stage") as bar:
+            for at in range(0, len(prompts), seats):
+                requests = serve(llm, prompts[at : at + seats], wish)
+                lines += [{"stage": stage, **dataclasses.asdict(r)} for r in requests]
+                bar.step(len(requests))
+        found[stage] = window(steps, stage, seats)
+    return found, lines
+
+
+def machine() -> dict[str, Any]:
+    """The processor by its name, and the cores that this process may use."""
+    info = pathlib.Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    return {"processor": names[0] if names else platform.processor(), "cores": cores()}
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def prepare(
@@ -71,7 +101,11 @@ def prepare(
 ) -> tuple[LLM, list[list[int]]]:
     """The engine, whose steps are appended to `steps`, and all prompts."""
     model: ModelConfig = getattr(presets, settings["model"])()
-    count = settings["concurrency"] * settings["rounds"]
+    count, seats = settings["requests"], settings["concurrency"]
+    if not 0 < seats <= count or count % seats:
+        raise ValueError(
+            f"{count} requests, {seats} at a time: give whole rounds, so that every seat is taken"
+        )
     rng = np.random.default_rng(seed)
     if settings["checkpoint"]:
         params, tokenizer = store.load(pathlib.Path(settings["checkpoint"]), model)
@@ -122,6 +156,10 @@ def window(steps: Sequence[StepRecord], stage: str, seats: int) -> dict[str, Any
         if kept
     ]
     inside = [step for stretch in stretches for step in stretch]
+    if not inside:
+        raise ValueError(
+            f"the {stage} window has no step: every seat must be taken in one, so ask more tokens"
+        )
     seconds = sum(stretch[-1].end - stretch[0].start for stretch in stretches)
     gaps = sum(
         max(0.0, two.start - one.end)

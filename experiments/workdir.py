@@ -20,6 +20,8 @@ OURS = (
     "trace.json",
     "trace.json.gz",
     "plots/*.png",
+    "raw/*.jsonl",
+    "raw/*.jsonl.gz",
 )
 IDENTITY = ("experiment", "flags", "seed", "config")
 

@@ -41,3 +41,8 @@ def test_prompt_window_is_the_prompt_steps() -> None:
     found = window(STEPS, "prompt", 2)
     assert (found["steps"], found["seconds"], found["rows_per_second"]) == (2, 2.0, 10.0)
     assert found["tau"] is None and found["host_gap"] == 0
+
+
+def test_a_window_without_a_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="the decode window has no step"):
+        window(STEPS[:1], "decode", 2)
