@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model import attention, streams
 from deepinfer_jax.model.numerics import RELEASED, Angles, Numerics, frequencies, rms_norm
-from experiments.training import whole
+from experiments.training import whole_experts, whole_streams
 
 
 def hidden(
@@ -46,7 +46,7 @@ def hidden(
     for weights, history in zip(params["draft"]["layers"], histories, strict=True):
         own = weights["attn"]
         x = rms_norm(streams.collapse(state, pre), weights["attn_norm"], config.norm_eps)
-        mixed = whole.mix(weights["attn_mix"], config, state)
+        mixed = whole_streams.mix(weights["attn_mix"], config, state)
         latent = attention.compressed_query(own, config, x)
         rows = attention.window_rows(own, config, x, angles, numerics)
         keys = jnp.concatenate([history, rows], axis=1)
@@ -54,8 +54,10 @@ def hidden(
         seen = attention.over_rows(query, keys, shown, own["sink"])
         y = attention.project_out(own, config, seen, angles)
         state, pre = streams.expand(state, mixed, y), mixed.pre
-        mixed = whole.mix(weights["ffn_mix"], config, state)
+        mixed = whole_streams.mix(weights["ffn_mix"], config, state)
         x = rms_norm(streams.collapse(state, pre), weights["ffn_norm"], config.norm_eps)
-        y, _ = whole.every_expert(weights["moe"], config, x, config.draft.num_active_experts)
+        y, _ = whole_experts.every_expert(
+            weights["moe"], config, x, config.draft.num_active_experts
+        )
         state, pre = streams.expand(state, mixed, y), mixed.pre
     return streams.collapse(state, pre)

@@ -17,7 +17,17 @@ from deepinfer_jax.cache.dense import create_dense
 from deepinfer_jax.model import backbone, draft, experts
 from deepinfer_jax.model.numerics import EXACT
 from deepinfer_jax.model.rows import text_rows
-from experiments.training import baselines, block, losses, measure, resume, state, text, whole
+from experiments.training import (
+    baselines,
+    block,
+    losses,
+    measure,
+    resume,
+    state,
+    text,
+    whole,
+    whole_experts,
+)
 from tests.oracle.random_weights import random_parameters
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -60,7 +70,7 @@ def test_whole_sequences_equal_the_backbone(params):
 def test_every_expert_equals_the_grouped_experts(params):
     x = jax.random.normal(jax.random.key(2), (2, 9, MODEL.hidden_size))
     weights = params["layers"][0]["moe"]
-    every, visits = whole.every_expert(weights, MODEL, x, 2)
+    every, visits = whole_experts.every_expert(weights, MODEL, x, 2)
     valid = jnp.ones((2, 9), bool)
     grouped, counted = experts.moe(weights, MODEL, x, valid, ~valid, 2)
     np.testing.assert_allclose(every, grouped, atol=1e-5)
