@@ -75,7 +75,8 @@ def _row(roster: Roster, request: Request, previous: StepPlan | None, lookback: 
     remap = previous.index.get(request.request_id) if previous else None
     fresh = remap is None
     rows = roster.config.step_rows
-    read = request.has_proposals or not fresh
+    draft_first = request.planned == 0 and request.grammar is None  # masks need known drafts
+    read = request.has_proposals or not fresh or draft_first
     k = request.proc + request.inflight + rows
     _check_bounds(roster, request, k, rows)
     tokens = (request.tokens[-1], *request.drafts)[:rows]
@@ -90,6 +91,7 @@ def _row(roster: Roster, request: Request, previous: StepPlan | None, lookback: 
         remap=remap,
         draft_slot=request.draft_slot,
         read_slot=request.draft_slot if read else 0,
+        draft_first=draft_first and request.draft_slot > 0,
     )
 
 

@@ -96,6 +96,7 @@ class Device:
             "prompt": jax.jit(step.read_prompt, donate_argnums=1),
             "decode": jax.jit(step.read_decode, donate_argnums=1),
             "sample": jax.jit(step.sample, donate_argnums=1),
+            "draft": jax.jit(step.draft, donate_argnums=1),
             "report": jax.jit(step.report_prompt),
             "remember": jax.jit(step.remember, donate_argnums=0),
         }
@@ -116,6 +117,7 @@ class Device:
                 group = slice(at, at + self.buckets.prompts)
                 self._read_prompts(plan.rows[group], requests[group], at)
         elif plan.rows:
+            self._draft_first(plan, requests)
             batch = pack.pack_decode(plan.rows, self.buckets, reach(self.model))
             self.state = self._run("decode", self.params, self.state, batch)
 
@@ -137,8 +139,7 @@ class Device:
                 _note_prompt(requests[pending.plan.index[row.request_id]], row, report, i)
         if output is None:
             return StepOutcome(tuple(RowOutcome() for _ in pending.plan.rows)), 0.0
-        propose = self.config.role != Role.PROMPT
-        found = tuple(_outcome(output, i, r, propose) for i, r in enumerate(requests))
+        found = tuple(_outcome(output, i, r) for i, r in enumerate(requests))
         return StepOutcome(found), float(output.confidence_error[: len(found)].sum())
 
     def snapshot(self, slot: int, position: int) -> Image:
@@ -154,13 +155,17 @@ class Device:
             hit = Hit(0, 0, image=self.snapshot(0, 0))
             row = PlanRow(-1, 1, 1, (0,), (), (0,), 0, first=True, hit=hit)
             self._keep_memory(self.images.restore(self.state.memory, (row,)))
-        for width, blocks in itertools.product(self.buckets.prompt, self.buckets.blocks):
+        prompts = self.buckets.prompt if self.config.role != Role.COMPLETION else ()
+        for width, blocks in itertools.product(prompts, self.buckets.blocks):
             row = PlanRow(-1, width, width, (0,) * width, (), (0,) * blocks, 0, last_chunk=False)
             self._rehearse(StepPlan(-1, True, (row,)), masks)
+        if self.config.role == Role.PROMPT:
+            return
+        first = self.config.role == Role.COMPLETION and self.config.cache.nextn > 0
         for count, blocks in itertools.product(self.buckets.sequences, self.buckets.blocks):
             q = self.config.step_rows
-            rows = tuple(PlanRow(-1, q, q, (0,), (), (0,) * blocks, 0) for _ in range(count))
-            self._rehearse(StepPlan(-1, False, rows), masks)
+            row = PlanRow(-1, q, q, (0,), (), (0,) * blocks, 0, draft_first=first)
+            self._rehearse(StepPlan(-1, False, (row,) * count), masks)
 
     def _rehearse(self, plan: StepPlan, masks: bool) -> None:
         greedy = Answer(SamplingParams(temperature=0.0), seed=0)
@@ -175,6 +180,12 @@ class Device:
             pending.append(Pending(plan, output, (), 0.0))
         for p in pending:
             self.wait(p, requests)
+
+    def resume(self, requests: Sequence[Request]) -> None:
+        """Queue what else a slot must know whose state was handed over."""
+        for request in requests:
+            if answer_of(request).params.penalised:
+                self.remember(request)
 
     # Parts
 
@@ -194,6 +205,16 @@ class Device:
                 following[i, : len(ids)] = ids
             report = self._run("report", self.params, hidden, following)
             self._prompts.append((rows, report))
+
+    def _draft_first(self, plan: StepPlan, requests: Sequence[Request]) -> None:
+        fresh = [(r, q) for r, q in zip(plan.rows, requests, strict=True) if r.draft_first]
+        if not fresh:
+            return
+        rows, asking = zip(*fresh, strict=True)
+        count = pack.bucket(self.buckets.sequences, len(rows))
+        packed = pack.pack_params(asking, count, self.model, self.limits)
+        batch = pack.pack_drafts(rows, packed)
+        self.state = self._run("draft", self.params, self.state, batch)
 
     def remember(self, request: Request) -> None:
         """Queue that a request's slot knows its tokens, for penalties."""
@@ -241,7 +262,7 @@ def _note_prompt(request: Request, row: PlanRow, report: Logprobs, i: int) -> No
             answer.prompt_report.append(jax.tree.map(lambda x, j=j: x[i, j], report))
 
 
-def _outcome(output: StepOutput, i: int, request: Request, propose: bool) -> RowOutcome:
+def _outcome(output: StepOutput, i: int, request: Request) -> RowOutcome:
     """Row i of a fetched output."""
     count = int(output.count[i])
     if count == 0:
@@ -251,7 +272,7 @@ def _outcome(output: StepOutput, i: int, request: Request, propose: bool) -> Row
         details = jax.tree.map(lambda x: x[i, :count], output.report)
     return RowOutcome(
         tokens=tuple(output.tokens[i, :count].tolist()),
-        drafts=tuple(output.drafts[i].tolist()) if propose else (),
-        confidences=tuple(output.confidence[i].tolist()) if propose else (),
+        drafts=tuple(output.drafts[i].tolist()),
+        confidences=tuple(output.confidence[i].tolist()),
         details=details,
     )

@@ -72,6 +72,13 @@ class HandOff:
             self.prompt.handed_over(request.request_id)
         return target, tuple(taken)
 
+    def rehearse(self, source: PagedMemory, target: PagedMemory) -> PagedMemory:
+        """Compile the two copies, nobody's state and no block being copied; `target` is donated."""
+        target = self._state(target, source, *np.zeros(3, np.int32))
+        ids = np.zeros((2, self.width), np.int32)
+        ids[0] = nowhere(target)
+        return self._blocks(target, source, *ids)
+
     def _offer(self) -> None:
         """What the prompt engine has finished is known to the completion engine."""
         for request in self.prompt.roster.handover:

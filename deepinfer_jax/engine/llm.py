@@ -20,14 +20,14 @@ from deepinfer_jax.engine.answer import Answer
 from deepinfer_jax.engine.device import Device
 from deepinfer_jax.engine.device_state import reach
 from deepinfer_jax.engine.grammar import TIMEOUT, Compilation, Compiler
-from deepinfer_jax.engine.loops import Engine, land
+from deepinfer_jax.engine.loops import Engine
+from deepinfer_jax.engine.pair import Pair
 from deepinfer_jax.engine.plan import RequestOutput
 from deepinfer_jax.engine.prefix_cache import PrefixCache
 from deepinfer_jax.engine.request import Request, Status
 from deepinfer_jax.engine.sampling_params import SamplingParams
 from deepinfer_jax.engine.scheduler import Scheduler
 from deepinfer_jax.engine.statistics import StepRecord
-from deepinfer_jax.engine.validation import check_request
 from deepinfer_jax.engine.writer import News, Result, Writer, results
 from deepinfer_jax.rules import require
 
@@ -44,6 +44,7 @@ class LLM:
         config: EngineConfig | None = None,
         tokenizer: Tokenizer | None = None,
         *,
+        prompt_config: EngineConfig | None = None,
         prefix_cache: PrefixCache | None = None,
         grammar_timeout: float = TIMEOUT,
         record: Callable[[StepRecord], None] | None = None,
@@ -53,35 +54,45 @@ class LLM:
 
         Args:
           tokenizer: needed for text prompts, text answers, stop strings and grammars.
-          prefix_cache: remembers prefixes of this engine; a fresh one, of the same model and cache.
+          config: of a normal engine, or, beside a prompt engine, of a completion engine.
+          prompt_config: of a prompt engine of its own, with memory of its own, whose requests are
+            handed over in this process.
+          prefix_cache: remembers prefixes of the engine that computes prompts; a fresh one, of the
+            same model and cache.
           grammar_timeout: seconds that a grammar may take to compile.
           record: gets each committed step.
-          device: keywords of `device.Device`: buckets, limits, format, numerics, token_map.
+          device: keywords of each `device.Device`: buckets, limits, format, numerics, token_map.
 
         Raises:
-          ValueError: the configuration does not fit the model, or is not of a normal engine.
+          ValueError: a configuration does not fit the model, or roles that cannot generate.
         """
         config = config or EngineConfig()
+        wanted = Role.NORMAL if prompt_config is None else Role.COMPLETION
         require(
-            config.role == Role.NORMAL,
-            f"role is {config.role!r}; generation needs prompts and completions, so choose 'normal'",
+            config.role == wanted,
+            f"role is {config.role!r}; choose 'normal', or 'completion' beside a prompt_config",
         )
-        self.model, self.config, self.tokenizer = model, config, tokenizer
-        self.device = Device(params, model, config, **device)
-        self.scheduler = Scheduler(
-            config, model.vocab_size, source=prefix_cache, lookback=reach(model)
-        )
+        self.model, self.config, self.tokenizer = model, prompt_config or config, tokenizer
         self.prefix_cache = prefix_cache
-        if prefix_cache is not None:
-            prefix_cache.attach(self.scheduler.roster.storage.blocks, self.device.snapshot)
-        self.engine = Engine(self.scheduler, self.device, record)
+
+        def engine(config: EngineConfig, source: PrefixCache | None) -> Engine:
+            scheduler = Scheduler(config, model.vocab_size, source=source, lookback=reach(model))
+            made = Engine(scheduler, Device(params, model, config, **device), record)
+            if source is not None:
+                source.attach(scheduler.roster.storage.blocks, made.device.snapshot)
+            return made
+
+        self.engine: Engine | Pair = engine(self.config, prefix_cache)
+        self.limits = self.engine.device.limits
+        if prompt_config is not None:
+            self.engine = Pair(self.engine, engine(config, None))
         self._timeout = grammar_timeout
         self._compiler: Compiler | None = None
         self._next = 0
 
     def warm_up(self, grammars: bool = False) -> None:
         """Compile everything that generation needs, with grammars or without."""
-        self.device.warm_up(grammars, self.prefix_cache is not None)
+        self.engine.warm_up(grammars, self.prefix_cache is not None)
 
     @overload
     def generate(
@@ -150,13 +161,13 @@ class LLM:
             for answer, seed in enumerate(sampling_params.seeds(wish, secrets.randbits(64))):
                 writer = Writer(number, answer, wish, self.tokenizer)
                 writer.request = self._request(ids, wish, seed, writer)
-                check_request(writer.request, self.config, self.model.vocab_size)
+                self.engine.check(writer.request)
                 writers.append(writer)
         return writers
 
     def _check(self, wish: SamplingParams) -> None:
         truncation = self.config.cache.truncation
-        sampling_params.check(wish, self.model.vocab_size, self.device.limits, truncation)
+        sampling_params.check(wish, self.model.vocab_size, self.limits, truncation)
         require(
             self.tokenizer is not None or not (wish.stop or wish.grammar),
             "stop strings and grammars are about text; give the LLM a tokenizer, or use stop_ids",
@@ -190,7 +201,7 @@ class LLM:
     def _run(self, writers: list[Writer], progress: Callable[[int], Any] | None) -> Iterator[News]:
         """Calls of the loop until all answers are finished; the rest is aborted if left early."""
         require(
-            not self.scheduler.unfinished,
+            not self.engine.unfinished,
             "another generation of this LLM is under way; finish it or close its iterator first",
         )
         by_id = {w.request.request_id: w for w in writers if w.request is not None}
@@ -199,15 +210,15 @@ class LLM:
                 assert writer.request is not None
                 if writer.params.grammar is not None:
                     writer.compilation = self._compile(writer)
-                self.scheduler.add(writer.request)
-            while self.scheduler.unfinished:
+                self.engine.add(writer.request)
+            while self.engine.unfinished:
                 outputs = self._poll(writers)
                 outputs += self.engine.call()
                 finished = sum(o.finish_reason is not None for o in outputs)
                 if progress is not None and finished:
                     progress(finished)
                 yield from [by_id[o.request_id].write(o) for o in outputs]
-            land(self.engine)
+            self.engine.land()
         except GeneratorExit:
             self._drain(by_id)
             raise
@@ -215,10 +226,10 @@ class LLM:
     def _drain(self, by_id: dict[int, Writer]) -> None:
         """Abort what is not finished, and run until the engine is empty."""
         for number in by_id:
-            self.scheduler.abort(number)
-        while self.scheduler.unfinished:
+            self.engine.abort(number)
+        while self.engine.unfinished:
             self.engine.call()
-        land(self.engine)
+        self.engine.land()
 
     def _compile(self, writer: Writer) -> Compilation:
         """Begin to compile an answer's grammar."""
@@ -240,11 +251,11 @@ class LLM:
             writer.compilation = None
             if isinstance(found, str):
                 writer.error = found
-                ended = self.scheduler.abort(writer.request.request_id, Status.GRAMMAR_FAILED)
+                ended = self.engine.abort(writer.request.request_id, Status.GRAMMAR_FAILED)
                 outputs += [ended] if ended else []
             else:
                 writer.request.grammar, writer.request.schedulable = found, True
-        if waiting and not self.scheduler.roster.running:
+        if waiting and not self.engine.decoding:
             time.sleep(0.001)  # nothing else to do but to wait for the compiler
         return outputs
 

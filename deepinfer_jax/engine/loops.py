@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from deepinfer_jax.engine.device import Device, Pending
+from deepinfer_jax.engine.device_state import reach
 from deepinfer_jax.engine.plan import RequestOutput, StepOutcome, StepPlan
 from deepinfer_jax.engine.request import Request, Status
 from deepinfer_jax.engine.scheduler import Scheduler
 from deepinfer_jax.engine.statistics import StepRecord, verified_counts
+from deepinfer_jax.engine.validation import check_request
+from deepinfer_jax.rules import require
 
 News = list[RequestOutput]
 
@@ -31,13 +34,55 @@ class Engine:
         device: Device,
         record: Callable[[StepRecord], None] | None = None,
     ) -> None:
-        """`record` gets each committed step that had rows."""
+        """`record` gets each committed step that had rows.
+
+        Raises:
+          ValueError: the scheduler gives n-grams another lookback than the model's.
+        """
+        needed = reach(device.model)
+        require(
+            scheduler.lookback == needed,
+            f"the scheduler gives {scheduler.lookback} ids before a row and the model's n-grams "
+            f"reach back to {needed}; make it with lookback {needed}",
+        )
         self.scheduler, self.device, self.record = scheduler, device, record
         self.flying: Pending | None = None
+
+    # What a caller needs; a `pair.Pair` has the same
+
+    def check(self, request: Request) -> None:
+        """See `validation.check_request`."""
+        check_request(request, self.scheduler.config, self.scheduler.vocab_size)
+
+    def add(self, request: Request) -> None:
+        """See `Scheduler.add`."""
+        self.scheduler.add(request)
+
+    def abort(self, request_id: int, status: Status = Status.ABORTED) -> RequestOutput | None:
+        """See `Scheduler.abort`."""
+        return self.scheduler.abort(request_id, status)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a further call would do something."""
+        return self.scheduler.unfinished
+
+    @property
+    def decoding(self) -> bool:
+        """Whether a request decodes."""
+        return bool(self.scheduler.roster.running)
 
     def call(self) -> News:
         """One call of the configured loop."""
         return overlap_call(self) if self.scheduler.config.overlap else normal_call(self)
+
+    def land(self) -> News:
+        """Commit the step in flight, if there is one."""
+        return land(self)
+
+    def warm_up(self, masks: bool = False, images: bool = False) -> None:
+        """See `Device.warm_up`."""
+        self.device.warm_up(masks, images)
 
     # Helpers of both loops
 

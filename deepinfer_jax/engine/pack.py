@@ -129,6 +129,18 @@ class SampleBatch:
     mask: Array | None = None  # `RowContext.mask`
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DraftBatch:
+    """Sequences that need proposals before their first decode step here."""
+
+    tokens: Array  # int32 [S] the newest token of each
+    position: Array  # int32 [S] where it stands
+    slots: Array  # int32 [S]
+    draft_slots: Array  # int32 [S]
+    packed: PackedSampling
+
+
 def pack_prompt(
     rows: Sequence[PlanRow],
     at: int,
@@ -166,6 +178,18 @@ def pack_decode(rows: Sequence[PlanRow], buckets: Buckets, reach: int) -> Decode
         tokens=column([row.tokens[0] if row.tokens else 0 for row in rows], count),
         remap=column(remap, count, none),
         read_slots=column([row.read_slot for row in rows], count),
+    )
+
+
+def pack_drafts(rows: Sequence[PlanRow], packed: PackedSampling) -> DraftBatch:
+    """Rows of a decode step that were handed over, padded to the sequences of `packed`."""
+    count = len(packed.temperature)
+    return DraftBatch(
+        tokens=column([row.tokens[0] for row in rows], count),
+        position=column([row.start for row in rows], count),
+        slots=column([row.slot for row in rows], count),
+        draft_slots=column([row.draft_slot for row in rows], count),
+        packed=packed,
     )
 
 

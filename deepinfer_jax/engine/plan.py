@@ -35,6 +35,7 @@ class PlanRow:
     remap: int | None = None  # row of this request in the step in flight; None: nothing in flight
     draft_slot: int = 0  # where this step's new proposals go
     read_slot: int = 0  # where the proposals verified here are; 0: placeholders, point mass
+    draft_first: bool = False  # they are to be made before the step: the request was handed over
     last_chunk: bool = True  # the sampled token counts; false for the earlier chunks of a prompt
     total: int = 0  # prompt rows: tokens of the whole prompt (the truncation rectangle ends there)
     first: bool = False  # prompt rows: nothing of this request is in its slot yet

@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from deepinfer_jax.cache.paged import PagedMemory, bind
-from deepinfer_jax.config import EngineConfig, ModelConfig
+from deepinfer_jax.config import EngineConfig, ModelConfig, Role
 from deepinfer_jax.engine import logprobs, penalties
 from deepinfer_jax.engine.correction import device_k
 from deepinfer_jax.engine.device_state import DeviceState, Flight, Proposed, write_rows
-from deepinfer_jax.engine.pack import DecodeBatch, PromptBatch, SampleBatch
+from deepinfer_jax.engine.pack import DecodeBatch, DraftBatch, PromptBatch, SampleBatch
 from deepinfer_jax.engine.sampling import RowContext, process
 from deepinfer_jax.engine.sampling_drafts import DraftSampler
-from deepinfer_jax.engine.verify import Proposals, Verdict, noise, verify
+from deepinfer_jax.engine.verify import Proposals, noise, verify
 from deepinfer_jax.model import backbone, draft
 from deepinfer_jax.model.numerics import RELEASED, Numerics
 from deepinfer_jax.model.rows import take, text_rows
@@ -133,7 +133,13 @@ class Step:
         chance = noise(batch.packed.seed, positions)
         verdict = verify(old, log_q, count, chance, batch.forced)
         known = state.proposed.confidence[batch.read_slots]
-        proposed, drafted = self._propose(params, state, batch, flight, verdict)
+        proposed, drafted = state.proposed, _no_drafts(verdict.tokens)
+        if self.config.cache.nextn and self.config.role != Role.PROMPT:
+            position = flight.start + verdict.accepted + 1
+            drafting = DraftBatch(
+                verdict.final, position, batch.slots, batch.draft_slots, batch.packed
+            )
+            proposed, drafted = self._propose(params, state, drafting)
         new = DeviceState(
             memory=state.memory,
             proposed=proposed,
@@ -144,6 +150,11 @@ class Step:
         error = jnp.where(verified, jnp.abs(verdict.accept_prob - known), 0).sum(1)
         report = self._report(logits, log_q, verdict.tokens, batch)
         return new, StepOutput(verdict.tokens, verdict.count, *drafted, error, report)
+
+    def draft(self, params: Params, state: DeviceState, batch: DraftBatch) -> DeviceState:
+        """Proposals of sequences whose state was handed over, as the prompt's step would make."""
+        proposed, _ = self._propose(params, state, batch)
+        return dataclasses.replace(state, proposed=proposed)
 
     def report_prompt(
         self, params: Params, hidden: jax.Array, tokens: jax.Array
@@ -175,25 +186,18 @@ class Step:
         self,
         params: Params,
         state: DeviceState,
-        batch: SampleBatch,
-        flight: Flight,
-        verdict: Verdict,
+        batch: DraftBatch,
     ) -> tuple[Proposed, tuple[jax.Array, jax.Array]]:
         """New proposals, kept on the device; tokens and confidences also for the host."""
-        nextn = self.config.cache.nextn
-        if nextn == 0:
-            none = verdict.tokens[:, :0]
-            return state.proposed, (none, none.astype(jnp.float32))
-        position = flight.start + verdict.accepted + 1
-        sampler = DraftSampler(batch.packed, position + 1)
+        sampler = DraftSampler(batch.packed, batch.position + 1)
         tables = jnp.zeros((batch.slots.shape[0], 1), jnp.int32)
         made = draft.propose(
             params,
             self.model,
-            verdict.final,
-            position,
+            batch.tokens,
+            batch.position,
             bind(state.memory, batch.slots, tables),
-            nextn,
+            self.config.cache.nextn,
             choose=sampler,
             numerics=self.numerics,
         )
@@ -226,6 +230,10 @@ class Step:
         """[S, 1] to [S, N + 1] without drafts."""
         width = ((0, 0), (0, self.config.cache.nextn))
         return jnp.pad(tokens, width, constant_values=self.model.vocab_size)
+
+
+def _no_drafts(tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return tokens[:, :0], tokens[:, :0].astype(jnp.float32)
 
 
 def _padded_rows(hidden: jax.Array, more: int) -> jax.Array:

@@ -58,7 +58,7 @@ def test_prompt_and_completion_engines_equal_one_engine_bitwise() -> None:
     first, before, source = engine(PROMPT)
     second, after, target = engine(COMPLETION)
     link = HandOff(MODEL, first, second, width=3)
-    programs = link._blocks._cache_size()  # of other users of the function
+    programs = [f._cache_size() for f in (link._blocks, link._state)]  # of other users
     for request in requests():
         first.add(request)
     longest = 0
@@ -81,7 +81,7 @@ def test_prompt_and_completion_engines_equal_one_engine_bitwise() -> None:
         np.testing.assert_array_equal(source.logits[i] + target.logits[i], found)
     for one in (first, second):
         assert one.roster.storage.blocks.used_count == one.roster.storage.slots.used_count == 0
-    assert (link._blocks._cache_size(), link._state._cache_size()) == (programs + 1, 1)
+    assert [f._cache_size() for f in (link._blocks, link._state)] == [n + 1 for n in programs]
 
 
 @pytest.mark.parametrize("side", ["prompt", "completion"])

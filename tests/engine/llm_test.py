@@ -18,7 +18,7 @@ WISH = SamplingParams(temperature=1.0, max_tokens=20, seed=3)
 def llm(device: Device) -> LLM:
     """An LLM over the warm device: its programs are those of the other tests."""
     made = LLM(device.params, device.model, device.config, TOKENIZER, buckets=BUCKETS)
-    made.device = made.engine.device = device
+    made.engine.device = device
     return made
 
 
@@ -57,8 +57,8 @@ def test_a_stream_left_early_leaves_nothing_behind(llm: LLM) -> None:
     with pytest.raises(ValueError, match="under way"):
         llm.generate("ab", WISH)
     stream.close()  # type: ignore[attr-defined]
-    storage = llm.scheduler.roster.storage
-    assert not llm.scheduler.unfinished and storage.blocks.used_count == 0
+    storage = llm.engine.scheduler.roster.storage
+    assert not llm.engine.unfinished and storage.blocks.used_count == 0
     assert llm.generate("ab", WISH)
 
 
@@ -120,7 +120,7 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate(prompts, wish)  # type: ignore[call-overload]
-    assert not llm.scheduler.unfinished
+    assert not llm.engine.unfinished
 
 
 def test_text_needs_a_tokenizer(device: Device) -> None:

@@ -44,9 +44,9 @@ def llm(device: Device, cache: PrefixCache | None = None, **changes: object) -> 
 
     made = dataclasses.replace(CONFIG, **changes)
     one = LLM(device.params, device.model, made, buckets=BUCKETS, prefix_cache=cache, record=record)
-    one.device = one.engine.device = device
+    one.engine.device = device
     if cache is not None:
-        cache.attach(one.scheduler.roster.storage.blocks, device.snapshot)
+        cache.attach(one.engine.scheduler.roster.storage.blocks, device.snapshot)
     one.rows = rows  # type: ignore[attr-defined]
     return one
 
@@ -76,7 +76,7 @@ def test_turns_of_a_conversation_reuse_what_came_before(masked: Device, overlap:
         assert hit > 0 or _turn == 0
         assert len(history) - hit <= computed <= len(history) - hit + 16 * (_turn > 0)
         history = [*history, *found, 7, 8, 9]
-    reusing.scheduler.check_integrity()
+    reusing.engine.scheduler.check_integrity()
 
 
 def test_a_hit_starts_at_the_anchor_of_the_same_prompt(masked: Device) -> None:
@@ -116,7 +116,7 @@ def test_random_traffic_with_a_crowded_pool(masked: Device) -> None:
     assert answers(one, given, wish) == want
     assert len(hits) >= 3
     cache.reclaim(99)
-    assert one.scheduler.roster.storage.blocks.used_count == 0
+    assert one.engine.scheduler.roster.storage.blocks.used_count == 0
 
 
 def test_nothing_compiles_once_images_are_warm(masked: Device) -> None:
