@@ -32,11 +32,34 @@ class Status(enum.IntEnum):
     TOO_LONG = 1
     DOES_NOT_FIT = 2
     STUCK = 3
+    CRASHED = 4
+
+
+class Incident(enum.IntEnum):
+    """What may happen to a part of the service, and what its index counts (section 11)."""
+
+    GPU = 0  # ranks of all engines, engine * ranks + rank
+    HOST = 1  # engines
+    STORAGE = 2  # storage nodes
+    DEPART = 3  # engines: a planned departure
 
 
 CACHE_SCOPES = ("none", "shared", "local")
 LINKS = ("unlimited", "fifo")
 ANCHORS = ("prompt_end", "every_chunk", "output_end")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pool:
+    """How the engines of one mode follow demand (section 11); counts of engines."""
+
+    initial: int
+    maximum: int
+    capacity: int  # demand of one engine: new prompt tokens per round, or requests
+    minimum: int = 1
+    spare: int = 0
+    step_up: int = 1  # per round
+    step_down: int = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,12 +123,53 @@ class ClusterConfig:
     prompt_any_interval: int = 100  # NORMAL: one rank is enough
     prompt_usage_limit: tuple[int, int] = (9, 10)  # NORMAL: no prompt above this share of KV blocks
 
+    # Dynamics (section 11)
+    incidents: tuple[tuple[int, int, int], ...] = ()  # (tick, Incident, index), ticks ascending
+    restart_ticks: int = 0
+    repair_ticks: int = FOREVER  # a failed GPU serves from the next start of its engine after this
+    retry_limit: int = 3
+    storage_nodes: int = 0  # 0: the shared store does not fail
+    storage_repair_ticks: int = FOREVER
+    scale_round_ticks: int = FOREVER
+    scale_prompt: Pool | None = None
+    scale_decode: Pool | None = None
+    hold_above: float = 0.8  # no pool shrinks above this utilisation
+    start_ticks: int = 0
+    grace_ticks: int = 60 * 10**9
+
+    token_times: bool = False  # records what `tokens.token_times` needs (section 10)
     seed: int = 0
     policy: dict[str, Any] = dataclasses.field(default_factory=dict)  # PolicyParameters by name
 
     @property
     def engines(self) -> int:
         return len(self.modes)
+
+    @property
+    def crashes(self) -> bool:
+        """Whether engines may crash."""
+        return any(kind in (Incident.GPU, Incident.HOST) for _, kind, _ in self.incidents)
+
+    @property
+    def scaling(self) -> bool:
+        return self.scale_prompt is not None or self.scale_decode is not None
+
+    @property
+    def departures(self) -> bool:
+        """Whether engines may leave as planned."""
+        return self.scaling or any(kind == Incident.DEPART for _, kind, _ in self.incidents)
+
+    @property
+    def serving_at_first(self) -> tuple[bool, ...]:
+        """[M]: engines that serve at time zero."""
+        pools = {Mode.PROMPT: self.scale_prompt, Mode.COMPLETION: self.scale_decode}
+        before = dict.fromkeys(Mode, 0)
+        serving = []
+        for mode in self.modes:
+            pool = pools.get(mode)
+            serving.append(pool is None or before[mode] < pool.initial)
+            before[mode] += 1
+        return tuple(serving)
 
     @property
     def tiers(self) -> int:

@@ -13,7 +13,7 @@ from deepinfer_jax.simulator.cluster import Mode, Status
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_front, push_second, put
 from deepinfer_jax.simulator.events import REMATCH, schedule
 from deepinfer_jax.simulator.inplace import either, while_loop
-from deepinfer_jax.simulator.state import State
+from deepinfer_jax.simulator.state import AWAY, LANDED, PLACED, State, append, move
 from deepinfer_jax.simulator.steps import engine_row, go_idle, over_ranks, set_engine_row, start_run
 
 Array = Any
@@ -28,7 +28,7 @@ def join(c: Cluster, state: State, rank: Array, request: Array) -> State:
     needed = queries.steps_needed(c, request, owed, get(state.steps_done, request))
     growth = 256 * owed.astype(jnp.int64) // needed
     finish = now_step + needed
-    return state.replace(
+    state = state.replace(
         slot_request=put(state.slot_request, request, rank, slot),
         slot_finish=put(state.slot_finish, finish, rank, slot),
         slot_join=put(state.slot_join, now_step, rank, slot),
@@ -43,6 +43,7 @@ def join(c: Cluster, state: State, rank: Array, request: Array) -> State:
         decode_start=put(state.decode_start, state.now, request),
         target=put(state.target, rank, request),
     )
+    return move(state, request, LANDED)
 
 
 def _vacate(c: Cluster, state: State, rank: Array, slot: Array) -> State:
@@ -63,6 +64,21 @@ def _vacate(c: Cluster, state: State, rank: Array, slot: Array) -> State:
     )
 
 
+def log_stay(c: Cluster, state: State, rank: Array, slot: Array, emitted: Any = None) -> State:
+    """Records a stay that ends: (request, engine, engine's step at the join, steps, steps of the
+    request's earlier stays, tokens sent), when `emitted` tokens were sent in all (None: the whole output)."""
+    if state.stay_log is None:
+        return state
+    request, joined = get(state.slot_request, rank, slot), get(state.slot_join, rank, slot)
+    engine = rank // c.shape.ranks
+    if emitted is None:
+        emitted = get(c.workload.output_tokens, request)
+    sent = emitted - get(state.emitted, request)
+    row = (request, engine, joined, get(state.steps, engine) - joined)
+    log, count = append(state.stay_log, state.stays, *row, get(state.steps_done, request), sent)
+    return state.replace(stay_log=log, stays=count)
+
+
 def finish(c: Cluster, state: State, request: Array, engine: Array) -> State:
     """The last token of `request` has been sent by `engine`."""
     outputs = get(c.workload.output_tokens, request)
@@ -72,6 +88,7 @@ def finish(c: Cluster, state: State, request: Array, engine: Array) -> State:
         status=put(state.status, int(Status.COMPLETED), request),
         ended=state.ended + 1,
     )
+    state = move(state, request, AWAY)
     if c.shape.cache_scope == "none":
         return state
     store = cache.cache_of(c.shape, engine)
@@ -101,6 +118,7 @@ def finish_due(c: Cluster, state: State, engine: Array) -> State:
         slot = jnp.argmin(occupants).astype(jnp.int32)
         request = get(state.slot_request, rank, slot)
         stayed = reached - get(state.slot_join, rank, slot)
+        state = log_stay(c, state, rank, slot)
         state = state.replace(steps_done=add(state.steps_done, stayed.astype(jnp.int32), request))
         state = _vacate(c, state, rank, slot)
         state = finish(c, state, request, engine)
@@ -139,12 +157,13 @@ def _preempt_one(c: Cluster, state: State, engine: Array, rank: Array) -> State:
         jnp.int32
     )
     request = get(requests, slot)
+    state = log_stay(c, state, rank, slot, most)
     state = state.replace(
         emitted=put(state.emitted, most, request),
         steps_done=add(state.steps_done, get(stayed, slot).astype(jnp.int32), request),
         preemptions=add(state.preemptions, 1, request),
     )
-    state = _vacate(c, state, rank, slot)
+    state = move(_vacate(c, state, rank, slot), request, AWAY)
     if c.shape.completion:
         away = get(c.scenario.modes, engine) == int(Mode.COMPLETION)
         state = either(
@@ -175,6 +194,7 @@ def _recompute(c: Cluster, state: State, engine: Array, rank: Array, request: Ar
         c.zero,
     )
     cost = queries.owed_quota(c, state, request)
+    state = move(state, request, PLACED)
     return state.replace(
         following=following,
         fifo_head=fifo_head,

@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from deepinfer_jax.simulator.cache import Cluster
-from deepinfer_jax.simulator.containers import heap_push
+from deepinfer_jax.simulator.containers import get, heap_push
+from deepinfer_jax.simulator.inplace import when, while_loop
 from deepinfer_jax.simulator.state import State
 
 Array = Any
@@ -34,5 +35,33 @@ def schedule(c: Cluster, state: State, time: Array, request: Array, kind: int) -
     """Puts a timed event of `request` on the heap."""
     times, codes, size = heap_push(
         state.heap_time, state.heap_code, state.heap_size, time, event_code(request, kind), c.zero
+    )
+    return state.replace(heap_time=times, heap_code=codes, heap_size=size)
+
+
+def call_off(c: Cluster, state: State, requests: Array) -> State:
+    """Removes the fetches and hand-offs of `requests` (bool [Q + 1]) from the heap.
+
+    The entries that stay are pushed again one by one: the heap that grows at the array's start never
+    passes the entry that is read.
+    """
+
+    def keep(i: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        times, codes, size, count = carry
+        time, code = get(times, i), get(codes, i)
+        kind, request = kind_and_request(code)
+        gone = get(requests, request) & ((kind == FETCH) | (kind == HANDOFF))
+
+        def push(heap: tuple[Array, ...]) -> tuple[Array, ...]:
+            return heap_push(*heap, time, code, c.zero)
+
+        return (*when(~gone, push, (times, codes, size), c.zero), count)
+
+    carry = (state.heap_time, state.heap_code, jnp.int32(0), state.heap_size)
+    _, (times, codes, size, _) = while_loop(
+        lambda x: x[0] < x[1][3],
+        lambda x: (x[0] + 1, keep(x[0], x[1])),
+        (jnp.int32(0), carry),
+        c.zero,
     )
     return state.replace(heap_time=times, heap_code=codes, heap_size=size)

@@ -32,7 +32,7 @@ Array = Any
 
 def end_step(c: Cluster, state: State, engine: Array) -> State:
     """Phase 0: decode rows advance and finish, then the chunks end."""
-    state, kind, made = close_step(state, engine)
+    state, kind, made = close_step(c, state, engine)
     mode = get(c.scenario.modes, engine)
     local = (mode == int(Mode.NORMAL)) | (mode == int(Mode.MIXED))
     state = when(kind != PREFILL, lambda s: decode.advance(c, s, engine, made), state, c.zero)
@@ -103,5 +103,8 @@ def _vote(c: Cluster, state: State, engine: Array) -> Array:
     any_point = (since != 0) & (since % c.scenario.prompt_any_interval == 0)
     all_point = since % c.scenario.prompt_interval == 0
     empty = ~jnp.any(engine_row(c, state.rows, engine) > 0)
-    agreed = jnp.where(any_point, jnp.any(wanting), all_point & jnp.all(wanting))
+    everyone = wanting
+    if c.shape.crashes:
+        everyone = wanting | ~engine_row(c, state.alive, engine)
+    agreed = jnp.where(any_point, jnp.any(wanting), all_point & jnp.all(everyone))
     return jnp.where(empty, queued, wanting & agreed)

@@ -10,23 +10,90 @@ from deepinfer_jax.policy.view import DecodeView, RequestView
 from deepinfer_jax.simulator import queries
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
-from deepinfer_jax.simulator.cluster import Mode
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
 from deepinfer_jax.simulator.events import HANDOFF, schedule
 from deepinfer_jax.simulator.inplace import either, while_loop
-from deepinfer_jax.simulator.state import State
+from deepinfer_jax.simulator.state import LANDED, MOVING, ORPHAN, WAITING, State, move
 from deepinfer_jax.simulator.steps import interrupt
 
 Array = Any
 
 
 def choose_rank(c: Cluster, state: State, request: Array) -> State:
-    """Assigns a prefilled request to a decode rank; it reserves blocks and moves, or waits there."""
+    """Assigns a prefilled request to a decode rank; it reserves blocks and moves, or waits there.
+
+    Where engines have lives and none can take it, it becomes an orphan.
+    """
+    if not c.shape.dynamics:
+        rank, fits = chosen(c, state, request)
+        state = assign(c, state, rank, request)
+        if not c.shape.kv_limited:
+            return reserve_and_send(c, state, rank, request)
+        return either(
+            get(fits, rank),
+            lambda s: reserve_and_send(c, s, rank, request),
+            lambda s: _wait(s, rank, request),
+            state,
+            c.zero,
+        )
+    source = get(state.engine, request)
+    state = state.replace(
+        source=put(state.source, source, request), held=add(state.held, 1, source)
+    )
+    return choose_and_send(c, state, request)
+
+
+def choose_and_send(c: Cluster, state: State, request: Array) -> State:
+    """A held request chooses a rank and moves there alone."""
+    return choose_again(c, state, request, lambda s, rank: reserve_and_send(c, s, rank, request))
+
+
+def choose_again(c: Cluster, state: State, request: Array, send: Any) -> State:
+    """A held request chooses a rank: `send(state, rank)` if it fits, else it waits; or an orphan."""
+    rank, fits = chosen(c, state, request)
+
+    def take(state: State) -> State:
+        state = assign(c, state, rank, request)
+        return either(
+            get(fits, rank),
+            lambda s: send(s, rank),
+            lambda s: _wait(s, rank, request),
+            state,
+            c.zero,
+        )
+
+    found = rank < c.shape.all_ranks
+    rank = jnp.minimum(rank, c.shape.all_ranks - 1)
+    return either(found, take, lambda s: _orphan(s, request), state, c.zero)
+
+
+def _orphan(state: State, request: Array) -> State:
+    following, head, tail = push_back(
+        state.following, state.orphan_head, state.orphan_tail, jnp.int32(0), request
+    )
+    state = state.replace(following=following, orphan_head=head, orphan_tail=tail)
+    return move(state, request, ORPHAN)
+
+
+def adopt_orphans(c: Cluster, state: State) -> State:
+    """Orphans choose again in their order; some rank must be eligible."""
+
+    def adopt(state: State) -> State:
+        request = get(state.orphan_head, 0)
+        head = pop_front(state.following, state.orphan_head, jnp.int32(0))
+        return choose_and_send(c, state.replace(orphan_head=head), request)
+
+    nobody = c.shape.requests
+    return while_loop(lambda s: s.orphan_head[0] != nobody, adopt, state, c.zero)
+
+
+def chosen(c: Cluster, state: State, request: Array) -> tuple[Array, Array]:
+    """(rank the decode policy picks, or R; bool [R]: the request's blocks fit and nobody waits)."""
     prompt = get(state.prompt, request).astype(jnp.int64)
     blocks = queries.blocks_for(c, prompt)
     fits = (queries.free_blocks(c, state) >= blocks) & (state.wait_head == c.shape.requests)
     view = DecodeView(
-        eligible=jnp.repeat(c.scenario.modes == int(Mode.COMPLETION), c.shape.ranks),
+        eligible=queries.takes_completions(c, state),
         room=fits & (state.assigned < c.shape.slots),
         requests=state.assigned,
         tokens=queries.kv_tokens(c, state) + state.pending_tokens,
@@ -42,21 +109,17 @@ def choose_rank(c: Cluster, state: State, request: Array) -> State:
         cost=zero,
         shared_hit_tokens=zero,
     )
-    rank = jnp.asarray(c.shape.decode_policy(view, asked, c.scenario.policy), jnp.int32)
-    state = state.replace(
+    return jnp.asarray(c.shape.decode_policy(view, asked, c.scenario.policy), jnp.int32), fits
+
+
+def assign(c: Cluster, state: State, rank: Array, request: Array) -> State:
+    """The request counts at `rank` from now on."""
+    prompt = get(state.prompt, request).astype(jnp.int64)
+    return state.replace(
         handoffs=state.handoffs + 1,
         target=put(state.target, rank, request),
         assigned=add(state.assigned, 1, rank),
         pending_tokens=add(state.pending_tokens, prompt, rank),
-    )
-    if not c.shape.kv_limited:
-        return _reserve_and_send(c, state, rank, request)
-    return either(
-        get(fits, rank),
-        lambda s: _reserve_and_send(c, s, rank, request),
-        lambda s: _wait(s, rank, request),
-        state,
-        c.zero,
     )
 
 
@@ -64,14 +127,20 @@ def _wait(state: State, rank: Array, request: Array) -> State:
     following, head, tail = push_back(
         state.following, state.wait_head, state.wait_tail, rank, request
     )
-    return state.replace(following=following, wait_head=head, wait_tail=tail)
+    state = state.replace(following=following, wait_head=head, wait_tail=tail)
+    return move(state, request, WAITING)
 
 
-def _reserve_and_send(c: Cluster, state: State, rank: Array, request: Array) -> State:
-    prompt = get(state.prompt, request).astype(jnp.int64)
-    source = get(state.engine, request)
+def moved_bytes(c: Cluster, prompt: Array) -> Array:
+    """Bytes of a transfer of `prompt` tokens: their blocks and the live state."""
     prompt_blocks = -(-prompt // c.scenario.block_tokens)
-    moved = prompt_blocks * c.scenario.block_bytes + c.scenario.live_bytes
+    return prompt_blocks * c.scenario.block_bytes + c.scenario.live_bytes
+
+
+def reserve_and_send(c: Cluster, state: State, rank: Array, request: Array) -> State:
+    prompt = get(state.prompt, request).astype(jnp.int64)
+    source = get(state.source if c.shape.dynamics else state.engine, request)
+    moved = moved_bytes(c, prompt)
     free = state.now + ceil_ticks(moved * c.scenario.handoff_rate)
     if c.shape.handoff_fifo:
         busy_until = get(state.handoff_free, source)
@@ -81,14 +150,18 @@ def _reserve_and_send(c: Cluster, state: State, rank: Array, request: Array) -> 
         reserved=add(state.reserved, queries.blocks_for(c, prompt), rank),
         handoff_bytes=state.handoff_bytes + moved,
     )
+    state = move(state, request, MOVING)
     if c.shape.kv_limited:
         # A run was planned with the blocks that are now reserved.
         state = interrupt(state, rank // c.shape.ranks)
     return schedule(c, state, free + c.scenario.handoff_ticks, request, HANDOFF)
 
 
-def admit_waiting(c: Cluster, state: State, rank: Array) -> State:
-    """Blocks of `rank` were released: those who wait for blocks reserve them while they fit."""
+def admit_waiting(c: Cluster, state: State, rank: Array, inside_run: bool = False) -> State:
+    """Blocks of `rank` were released: those who wait for blocks reserve them while they fit.
+
+    Its engine stands at a boundary, unless `inside_run`.
+    """
     if not (c.shape.kv_limited and c.shape.completion):
         return state
 
@@ -96,12 +169,14 @@ def admit_waiting(c: Cluster, state: State, rank: Array) -> State:
         head = get(state.wait_head, rank)
         blocks = queries.blocks_for(c, get(state.prompt, head).astype(jnp.int64))
         waiting = head != c.shape.requests
+        if inside_run:
+            return waiting & (get(queries.free_blocks(c, state), rank) >= blocks)
         return waiting & (queries.rank_free_blocks(c, state, rank) >= blocks)
 
     def admit(state: State) -> State:
         request = get(state.wait_head, rank)
         head = pop_front(state.following, state.wait_head, rank)
-        return _reserve_and_send(c, state.replace(wait_head=head), rank, request)
+        return reserve_and_send(c, state.replace(wait_head=head), rank, request)
 
     return while_loop(fits, admit, state, c.zero)
 
@@ -118,4 +193,7 @@ def end_handoff(c: Cluster, state: State, request: Array) -> State:
         join_tail=tail,
         handed_off=put(state.handed_off, state.now, request),
     )
+    if c.shape.dynamics:
+        state = state.replace(held=add(state.held, -1, get(state.source, request)))
+        state = move(state, request, LANDED)
     return interrupt(state, rank // c.shape.ranks)

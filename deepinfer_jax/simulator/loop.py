@@ -7,7 +7,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from deepinfer_jax.simulator import cache, formation, handoff, placement, prompts, tiers
+from deepinfer_jax.simulator import (
+    autoscale,
+    cache,
+    departure,
+    formation,
+    handoff,
+    incidents,
+    life,
+    placement,
+    prompts,
+    tiers,
+)
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.containers import get, heap_pop
@@ -20,6 +31,7 @@ from deepinfer_jax.simulator.workload import Workload
 Array = Any
 
 STEP_END, TRANSFER, ROUND, MATCH, PLACE, FORM, NOTHING = range(7)
+START, GRACE, INCIDENT, LEAVE, SCALE = range(7, 12)
 
 
 def run(shape: Shape, scenario: Scenario, workload: Workload) -> State:
@@ -64,7 +76,10 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
 
     time = jnp.minimum(jnp.minimum(step_end, heap_time), match_time)
     round_time = jnp.asarray(NEVER, time.dtype)
-    if c.shape.tiers > 1:
+    if c.shape.dynamics:
+        time, others = _dynamic_times(c, state, time)
+        round_time = others[ROUND]
+    elif c.shape.tiers > 1:
         unended = state.ended < c.shape.requests
         alive = (time < NEVER) | (state.idle_rounds < 2)
         round_time = jnp.where(alive & unended, state.next_round, NEVER)
@@ -72,6 +87,9 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
     to_form = state.dirty & (state.step_kind == IDLE)
     forming = jnp.any(to_form)
     now_busy = state.place_pending | forming
+    if c.shape.departures:
+        leaving = departure.ready(c, state) & (state.ended < c.shape.requests)
+        now_busy = now_busy | jnp.any(leaving)
 
     late = now_busy & (time > state.now)
     heap_first = (heap_time == time) & ~rematch
@@ -87,6 +105,14 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
             jnp.where(heap_first, TRANSFER, jnp.where(round_time == time, ROUND, MATCH)),
         ),
     )
+    if c.shape.dynamics:
+        # What happens at this time before matches and tier rounds, the first in the order last.
+        early = (kind == ROUND) | (kind == MATCH)
+        for other in (SCALE, INCIDENT, GRACE, START):
+            kind = jnp.where(early & (others[other] == time), other, kind)
+        if c.shape.departures:
+            first = late | early & (kind != START) & (kind != GRACE) & (kind != INCIDENT)
+            kind = jnp.where(jnp.any(leaving) & first, LEAVE, kind)
     kind = jnp.where(~now_busy & (time >= NEVER), NOTHING, kind)
     index = jnp.where(
         kind == STEP_END,
@@ -97,14 +123,44 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
             jnp.where(from_heap, heap_request, state.arrivals),
         ),
     )
+    if c.shape.dynamics:
+        index = jnp.where(kind == START, jnp.argmin(state.start_at), index)
+        index = jnp.where(kind == GRACE, jnp.argmin(state.grace_at), index)
+    if c.shape.departures:
+        index = jnp.where(kind == LEAVE, jnp.argmax(leaving), index)
     return kind, jnp.where(late, state.now, time), index.astype(jnp.int32), from_heap
+
+
+def _dynamic_times(c: Cluster, state: State, time: Array) -> tuple[Array, dict[int, Array]]:
+    """(time of the next event of a phase, time of the next of each kind of phases 2 and 3)."""
+    unended = state.ended < c.shape.requests
+    never = jnp.asarray(NEVER, time.dtype)
+    others = {
+        START: jnp.where(unended, jnp.min(state.start_at), NEVER),
+        GRACE: jnp.where(unended, jnp.min(state.grace_at), NEVER),
+    }
+    time = jnp.minimum(time, jnp.minimum(others[START], others[GRACE]))
+    turning = unended & ((time < NEVER) | (state.idle_rounds < 2))
+    others[ROUND] = jnp.where(turning, state.next_round, NEVER) if c.shape.tiers > 1 else never
+    others[SCALE] = jnp.where(turning, state.next_scale, NEVER) if c.shape.scaling else never
+    time = jnp.minimum(time, jnp.minimum(others[ROUND], others[SCALE]))
+    others[INCIDENT] = never
+    if c.shape.incidents:
+        following = get(c.scenario.dynamics.incident_time, state.next_incident)
+        others[INCIDENT] = jnp.where(unended & (time < NEVER), following, NEVER)
+        time = jnp.minimum(time, others[INCIDENT])
+    return time, others
 
 
 def _step(c: Cluster, state: State) -> State:
     kind, time, index, from_heap = _next(c, state)
     state = state.replace(now=time)
-    if c.shape.tiers > 1:
+    if c.shape.rounds:
         resting = (kind == ROUND) & ~_underway(c, state)
+        if c.shape.dynamics:
+            turning = (kind == ROUND) | (kind == SCALE)
+            quiet = (kind == PLACE) | (kind == FORM) | (kind == LEAVE) | (kind == INCIDENT)
+            resting = quiet | turning & ~_underway(c, state)
         state = state.replace(idle_rounds=jnp.where(resting, state.idle_rounds, 0))
     handlers = {
         STEP_END: lambda s: formation.end_step(c, s, index),
@@ -116,6 +172,15 @@ def _step(c: Cluster, state: State) -> State:
     }
     if c.shape.tiers == 1:
         del handlers[ROUND]
+    if c.shape.dynamics:
+        handlers[START] = lambda s: life.start(c, s, index)
+    if c.shape.incidents:
+        handlers[INCIDENT] = lambda s: incidents.incident(c, s)
+    if c.shape.departures:
+        handlers[GRACE] = lambda s: departure.end_grace(s, index)
+        handlers[LEAVE] = lambda s: departure.depart(c, s, index)
+    if c.shape.scaling:
+        handlers[SCALE] = lambda s: autoscale.scaling_round(c, s)
     if not (c.shape.fetches or c.shape.completion or c.shape.write_back):
         del handlers[TRANSFER]
     for wanted, handler in handlers.items():
@@ -126,6 +191,8 @@ def _step(c: Cluster, state: State) -> State:
 def _underway(c: Cluster, state: State) -> Array:
     """Whether a step, a transfer or a match is still to come."""
     stepping = jnp.any(state.step_end < NEVER)
+    if c.shape.dynamics:
+        stepping = stepping | jnp.any(state.start_at < NEVER) | jnp.any(state.grace_at < NEVER)
     return stepping | (state.heap_size > 0) | (state.arrivals < c.shape.requests)
 
 

@@ -9,14 +9,14 @@ import jax.numpy as jnp
 
 from deepinfer_jax.policy import prefill as policies
 from deepinfer_jax.policy.view import PrefillView, RequestView
-from deepinfer_jax.simulator import cache, prefill, queries, tiers
+from deepinfer_jax.simulator import autoscale, cache, prefill, queries, storage, tiers
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
 from deepinfer_jax.simulator.cluster import Status
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
 from deepinfer_jax.simulator.events import FETCH, schedule
 from deepinfer_jax.simulator.inplace import either, when, while_loop
-from deepinfer_jax.simulator.state import State
+from deepinfer_jax.simulator.state import FETCHING, State, move
 
 Array = Any
 
@@ -50,12 +50,19 @@ def _rejection(c: Cluster, request: Array) -> Array:
 def _hit(c: Cluster, state: State, store: Array, node: Array) -> tuple[Array, Array]:
     """(L1 in blocks, H in tokens), now, where `node` is the deepest match in cache `store`."""
     blocks = cache.matched_blocks(c, state, store, node)
+    return blocks, _usable(c, state, store, node, blocks)
+
+
+def _usable(c: Cluster, state: State, store: Array, node: Array, blocks: Array) -> Array:
+    """H in tokens where `blocks` leading blocks were matched, the last of them in `node`."""
     tokens = blocks * c.scenario.block_tokens.astype(jnp.int32)
-    if c.shape.swa:
-        live = cache.anchor_live(c, state, store, node)
-        backed_off = jnp.maximum(tokens - c.scenario.block_tokens.astype(jnp.int32), 0)
-        tokens = jnp.where(live, tokens, backed_off)
-    return blocks, tokens
+    if not c.shape.swa:
+        return tokens
+    live = cache.anchor_live(c, state, store, node)
+    if c.shape.storage_nodes:
+        live = live & (blocks == get(c.workload.node_end, node))
+    backed_off = jnp.maximum(tokens - c.scenario.block_tokens.astype(jnp.int32), 0)
+    return jnp.where(live, tokens, backed_off)
 
 
 def _record_hit(state: State, request: Array, node: Array, blocks: Array, tokens: Array) -> State:
@@ -74,7 +81,10 @@ def _find_prefix(c: Cluster, state: State, request: Array) -> State:
         return _record_hit(state, request, jnp.int32(0), jnp.int32(0), jnp.int32(0))
     store = jnp.int32(0)
     state, node = cache.deepest_match(c, state, store, get(c.workload.match_node, request))
-    state = _record_hit(state, request, node, *_hit(c, state, store, node))
+    blocks = cache.matched_blocks(c, state, store, node)
+    state, node, blocks = storage.readable_prefix(c, state, node, blocks)
+    tokens = _usable(c, state, store, node, blocks)
+    state = _record_hit(state, request, node, blocks, tokens)
     return cache.pin(c, cache.touch(c, state, store, node), node, 1)
 
 
@@ -88,7 +98,7 @@ def _queue(c: Cluster, state: State, request: Array) -> State:
         state.following, state.tier_head, state.tier_tail, tier, request
     )
     cost = queries.predicted_ticks(c, prompt - context, context)
-    return state.replace(
+    state = state.replace(
         following=following,
         tier_head=head,
         tier_tail=tail,
@@ -96,6 +106,7 @@ def _queue(c: Cluster, state: State, request: Array) -> State:
         queued=add(state.queued, cost, tier),
         place_pending=jnp.asarray(True),
     )
+    return autoscale.wait(state, request, 1)
 
 
 # Phase 5
@@ -147,7 +158,7 @@ def _choose(c: Cluster, state: State, request: Array, tier: Array) -> tuple[Stat
 def _views(
     c: Cluster, state: State, request: Array, tier: Array
 ) -> tuple[State, PrefillView, RequestView]:
-    eligible = queries.takes_prompts(c)
+    eligible = queries.takes_prompts(c, state)
     if c.shape.tiers > 1:
         eligible = eligible & (state.tier == tier)
     prompt = get(state.prompt, request)
@@ -192,6 +203,7 @@ def _views(
 def _assign(c: Cluster, state: State, tier: Array, engine: Array) -> State:
     request = get(state.tier_head, tier)
     cost = queries.owed_quota(c, state, request)
+    state = autoscale.wait(state, request, -1)
     state = state.replace(
         queued=add(state.queued, -cost, tier),
         tier_head=pop_front(state.following, state.tier_head, tier),
@@ -208,6 +220,7 @@ def _assign(c: Cluster, state: State, tier: Array, engine: Array) -> State:
         prompts=add(state.prompts, 1, engine),
         prompt_tokens=add(state.prompt_tokens, new, engine),
     )
+    state = move(state, request, FETCHING)
     if c.shape.cache_scope != "shared":
         return prefill.enqueue(
             c, state.replace(fetched=put(state.fetched, state.now, request)), request

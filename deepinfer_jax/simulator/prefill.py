@@ -13,9 +13,10 @@ from deepinfer_jax.cost.quota import largest_chunk
 from deepinfer_jax.policy.prefill import least_quota_rank
 from deepinfer_jax.simulator import queries
 from deepinfer_jax.simulator.cache import Cluster
+from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.containers import add, get, push_back, put
 from deepinfer_jax.simulator.inplace import either, fori_loop, while_loop
-from deepinfer_jax.simulator.state import State
+from deepinfer_jax.simulator.state import PLACED, State, move
 from deepinfer_jax.simulator.steps import engine_row, interrupt
 
 Array = Any
@@ -25,7 +26,11 @@ def debit(c: Cluster, state: State, engine: Array, request: Array) -> State:
     """The rank of `engine` with least quota load takes the request and its predicted cost."""
     rank = jnp.int32(0)
     if c.shape.ranks > 1:
-        rank = least_quota_rank(engine_row(c, state.rank_quota, engine)).astype(jnp.int32)
+        load = engine_row(c, state.rank_quota, engine)
+        if c.shape.crashes:
+            worst = jnp.asarray(NEVER, load.dtype)
+            load = jnp.where(engine_row(c, state.alive, engine), load, worst)
+        rank = least_quota_rank(load).astype(jnp.int32)
     rank = engine * c.shape.ranks + rank
     cost = queries.owed_quota(c, state, request)
     return state.replace(
@@ -41,6 +46,7 @@ def enqueue(c: Cluster, state: State, request: Array) -> State:
         state.following, state.fifo_head, state.fifo_tail, get(state.rank, request), request
     )
     state = state.replace(following=following, fifo_head=head, fifo_tail=tail)
+    state = move(state, request, PLACED)
     return interrupt(state, get(state.engine, request))
 
 

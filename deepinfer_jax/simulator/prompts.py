@@ -11,7 +11,7 @@ from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.containers import add, get, pop_front, put
 from deepinfer_jax.simulator.events import WRITE_BACK, schedule
 from deepinfer_jax.simulator.inplace import when, while_loop
-from deepinfer_jax.simulator.state import State
+from deepinfer_jax.simulator.state import SERVING, State, append
 from deepinfer_jax.simulator.steps import over_ranks
 
 Array = Any
@@ -75,6 +75,9 @@ def _end_prompt(
         first_token=put(state.first_token, jnp.where(first < 0, state.now, first), request),
         emitted=put(state.emitted, sent, request),
     )
+    if state.stay_log is not None:
+        log, count = append(state.stay_log, state.stays, request, -1, state.now, 0, 0, 1)
+        state = state.replace(stay_log=log, stays=count)
     state = _store(c, state, engine, request)
     prompt = get(state.prompt, request).astype(jnp.int64)
     over = sent >= get(c.workload.output_tokens, request)
@@ -122,5 +125,10 @@ def _store(c: Cluster, state: State, engine: Array, request: Array) -> State:
 
 def end_write_back(c: Cluster, state: State, request: Array) -> State:
     """The blocks of a prompt reach the cache of the engine that prefilled it."""
-    store = cache.cache_of(c.shape, get(state.engine, request))
-    return cache.publish(c, state, store, get(c.workload.publish_node, request))
+    engine = get(state.engine, request)
+    store = cache.cache_of(c.shape, engine)
+    leaf = get(c.workload.publish_node, request)
+    if c.shape.dynamics and c.shape.cache_scope == "local":
+        there = get(state.life, engine) >= SERVING
+        leaf = jnp.where(there, leaf, 0)
+    return cache.publish(c, state, store, leaf)

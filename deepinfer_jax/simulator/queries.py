@@ -9,8 +9,9 @@ from jax import lax
 
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import SUBS_PER_TICK, ceil_ticks, is_exact, steps_within
+from deepinfer_jax.simulator.cluster import Mode
 from deepinfer_jax.simulator.containers import get
-from deepinfer_jax.simulator.state import DECODE, MIXED_STEP, State
+from deepinfer_jax.simulator.state import DECODE, MIXED_STEP, SERVING, State
 
 Array = Any
 
@@ -33,9 +34,18 @@ def owed_quota(c: Cluster, state: State, request: Array) -> Array:
     return predicted_ticks(c, get(state.prompt, request) - context, context)
 
 
-def takes_prompts(c: Cluster) -> Array:
-    """bool [M]: every mode but COMPLETION."""
-    return c.scenario.modes != 1
+def takes_prompts(c: Cluster, state: State) -> Array:
+    """bool [M]: every mode but COMPLETION, where engines have lives: those that serve."""
+    takers = c.scenario.modes != 1
+    return takers & (state.life == SERVING) if c.shape.dynamics else takers
+
+
+def takes_completions(c: Cluster, state: State) -> Array:
+    """bool [R]: ranks of COMPLETION engines, where engines have lives: alive ones of those that serve."""
+    ranks = jnp.repeat(c.scenario.modes == int(Mode.COMPLETION), c.shape.ranks)
+    if not c.shape.dynamics:
+        return ranks
+    return ranks & jnp.repeat(state.life == SERVING, c.shape.ranks) & state.alive
 
 
 def steps_reached(c: Cluster, state: State) -> Array:

@@ -52,14 +52,50 @@ class Shape:
     prefill_policy: Callable[..., Any] | None
     decode_policy: Callable[..., Any]
     exact: bool  # integer time
+    token_log: bool
+    dynamics: bool  # any of those below
+    incidents: int  # entries of the list, padded
+    crashes: bool
+    departures: bool
+    storage_nodes: int
+    scale_prompt: bool
+    scale_decode: bool
 
     @property
     def caches(self) -> int:
         return {"none": 0, "shared": 1, "local": self.engines}[self.cache_scope]
 
     @property
+    def scaling(self) -> bool:
+        return self.scale_prompt or self.scale_decode
+
+    @property
+    def rounds(self) -> bool:
+        return self.tiers > 1 or self.scaling
+
+    @property
     def all_ranks(self) -> int:
         return self.engines * self.ranks
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dynamics:
+    """The numbers of `SEMANTICS.md` section 11; int64 (or float64 time) scalars unless a shape is given."""
+
+    incident_time: Any  # [I], NEVER from the last real one on
+    incident_kind: Any  # [I]
+    incident_index: Any  # [I]
+    serving_at_first: Any  # [M] bool
+    restart_ticks: Any
+    repair_ticks: Any
+    retry_limit: Any
+    storage_repair_ticks: Any
+    scale_round_ticks: Any
+    start_ticks: Any
+    grace_ticks: Any
+    hold_above: Any
+    pools: Any  # [2, 6] prompt, decode; capacity, minimum, maximum, spare, step_up, step_down
 
 
 @jax.tree_util.register_dataclass
@@ -102,6 +138,7 @@ class Scenario:
     seed: Any
     policy: PolicyParameters
     bin_ticks: Any
+    dynamics: Dynamics | None = None
 
 
 TIMES = frozenset(
@@ -118,17 +155,25 @@ TIMES = frozenset(
         "handoff_ticks",
         "handoff_rate",
         "bin_ticks",
+        "incident_time",
+        "restart_ticks",
+        "repair_ticks",
+        "storage_repair_ticks",
+        "scale_round_ticks",
+        "start_ticks",
+        "grace_ticks",
     ]
 )
 """Fields measured in time; they, the step costs and the arrivals are floats in the float time type."""
 
 
-def _survival(acceptance: tuple[float, ...]) -> np.ndarray:
+def survival_thresholds(acceptance: tuple[float, ...]) -> np.ndarray:
     return np.floor(2.0**53 * np.cumprod(np.asarray(acceptance, np.float64))).astype(np.int64)
 
 
 def _initial_tiers(cluster: ClusterConfig) -> np.ndarray:
-    takers = [m for m, mode in enumerate(cluster.modes) if mode != 1]
+    serving = cluster.serving_at_first
+    takers = [m for m, mode in enumerate(cluster.modes) if mode != 1 and serving[m]]
     counts = cluster.tier_engines or tuple(
         len(takers) // cluster.tiers + (t < len(takers) % cluster.tiers)
         for t in range(cluster.tiers)
@@ -150,6 +195,10 @@ def split(
     `horizon_ticks` sets the span of the busy-time series (default: twice the last arrival).
     """
     check_cluster(cluster)
+    if cluster.token_times and not exact:
+        raise ValueError(
+            "token_times=True needs integer time, but exact=False: leave one of them out"
+        )
     check_warm(cluster, workload.requests)
     return _shape(cluster, workload, exact), _numbers(cluster, workload, exact, horizon_ticks)
 
@@ -183,7 +232,7 @@ def _shape(cluster: ClusterConfig, workload: Workload, exact: bool) -> Shape:
         handoff_fifo=cluster.handoff_link == "fifo",
         write_back=caching and cluster.write_back_ticks > 0,
         publish_output=caching and cluster.publish_output,
-        rematches=cluster.kv_blocks is not None and present[1],
+        rematches=(cluster.kv_blocks is not None and present[1]) or cluster.crashes,
         prompt=present[0],
         completion=present[1],
         normal=present[2],
@@ -192,7 +241,42 @@ def _shape(cluster: ClusterConfig, workload: Workload, exact: bool) -> Shape:
         prefill_policy=None if pull else registry.resolve("prefill", cluster.prefill_policy),
         decode_policy=registry.resolve("decode", cluster.decode_policy),
         exact=exact,
+        token_log=cluster.token_times,
+        dynamics=bool(cluster.incidents) or cluster.scaling,
+        incidents=_padded(len(cluster.incidents)),
+        crashes=cluster.crashes,
+        departures=cluster.departures,
+        storage_nodes=cluster.storage_nodes,
+        scale_prompt=cluster.scale_prompt is not None,
+        scale_decode=cluster.scale_decode is not None,
     )
+
+
+def _padded(incidents: int) -> int:
+    """Room for one more than `incidents`, a power of two, so that sweeps share a shape."""
+    return 1 << incidents.bit_length() if incidents else 0
+
+
+def _dynamics(cluster: ClusterConfig, exact: bool) -> Dynamics | None:
+    if not (cluster.incidents or cluster.scaling):
+        return None
+    never = [(FOREVER, 0, 0)] * (_padded(len(cluster.incidents)) - len(cluster.incidents))
+    table = np.asarray([*cluster.incidents, *never], np.int64).reshape(-1, 3)
+    names = ("capacity", "minimum", "maximum", "spare", "step_up", "step_down")
+    values = {
+        "incident_time": table[:, 0],
+        "incident_kind": table[:, 1],
+        "incident_index": table[:, 2],
+        "serving_at_first": np.asarray(cluster.serving_at_first, np.int64),
+        "pools": [
+            [getattr(pool, name) if pool else 1 for name in names]
+            for pool in (cluster.scale_prompt, cluster.scale_decode)
+        ],
+    }
+    for field in dataclasses.fields(Dynamics):
+        value = values.get(field.name, getattr(cluster, field.name, None))
+        values[field.name] = _number(value, field.name in TIMES and not exact)
+    return Dynamics(**values)
 
 
 def _numbers(
@@ -207,14 +291,14 @@ def _numbers(
         swa_rate=cluster.swa_femtoseconds_per_byte,
         handoff_rate=cluster.handoff_femtoseconds_per_byte,
         tier_engines=_initial_tiers(cluster),
-        survival=_survival(cluster.acceptance[: cluster.nextn]),
+        survival=survival_thresholds(cluster.acceptance[: cluster.nextn]),
         policy=dataclasses.replace(
             PolicyParameters(block_tokens=cluster.block_tokens), **cluster.policy
         ),
         bin_ticks=max(1, horizon // SERIES_BINS),
     )
     for field in dataclasses.fields(Scenario):
-        if field.name not in values:
+        if field.name not in values and field.name != "dynamics":
             values[field.name] = np.asarray(getattr(cluster, field.name))
     cost, policy = values.pop("cost"), values.pop("policy")
     forms = _number(cost.decode_forms, not exact)
@@ -227,6 +311,7 @@ def _numbers(
     return Scenario(
         cost=dataclasses.replace(cost, decode_forms=forms),
         policy=jax.tree.map(lambda x: _number(x, False), policy),
+        dynamics=_dynamics(cluster, exact),
         **numbers,
     )
 

@@ -14,11 +14,22 @@ import jax
 import jax.numpy as jnp
 
 from deepinfer_jax.simulator.clock import NEVER
+from deepinfer_jax.simulator.containers import put
 from deepinfer_jax.simulator.scenario import SERIES_BINS, Scenario, Shape
 from deepinfer_jax.timeline import EVENTS
 
 IDLE, PREFILL, DECODE, MIXED_STEP = 0, 1, 2, 3
 """What an engine's current step is. A MIXED step holds decode rows and chunks."""
+
+OFF, STARTING, SERVING, LEAVING = 0, 1, 2, 3
+"""The life of an engine (`SEMANTICS.md` 11)."""
+
+AWAY, FETCHING, PLACED, WAITING, MOVING, LANDED, ORPHAN, GROUPED = range(8)
+"""Where a request is: at no engine, its prefix on the way, its prompt placed, waiting for blocks of its
+target, in transfer there, landed or running there, without a target, about to move with others."""
+
+SCALE_ROUNDS = 4096
+"""Scaling rounds that are recorded; further ones happen without a record."""
 
 
 @jax.tree_util.register_dataclass
@@ -138,6 +149,40 @@ class State:
     heap_code: Any
     heap_size: Any
 
+    # Records of token times; None without them
+    run_log: Any = None  # [8 Q + 1024, 7] see `steps.log_run`
+    runs: Any = None  # written so far, also those that no longer fitted
+    stay_log: Any = None  # [4 Q + 1024, 6] see `decode.log_stay`
+    stays: Any = None
+
+    # Dynamics (`SEMANTICS.md` 11); None without them
+    stage: Any = None  # [Q + 1]
+    source: Any = None  # [Q + 1] engine that holds the KV between prefill and landing
+    crashes: Any = None  # [Q + 1]
+    life: Any = None  # [M]
+    life_since: Any = None  # [M]
+    life_ticks: Any = None  # [M, 4]
+    served: Any = None  # [SERIES_BINS, M] ticks SERVING or LEAVING
+    start_at: Any = None  # [M] NEVER unless STARTING
+    grace_at: Any = None  # [M] NEVER unless LEAVING with its grace to come
+    grace_over: Any = None  # [M] bool
+    held: Any = None  # [M] requests whose source it is
+    healthy_at: Any = None  # [R]
+    alive: Any = None  # [R] bool
+    orphan_head: Any = None  # [1]
+    orphan_tail: Any = None
+    next_incident: Any = None
+    blocks_lost: Any = None
+    forwards: Any = None  # requests that a departing engine forwarded
+    node_up_at: Any = None  # [storage nodes]
+    unreadable_blocks: Any = None
+    unreadable_matches: Any = None
+    next_scale: Any = None
+    scale_demand: Any = None  # prompt tokens
+    waiting_tokens: Any = None  # prompt tokens q in the tiers' FIFOs
+    scale_log: Any = None  # [SCALE_ROUNDS, 7] now, then current, demand and wanted of each pool
+    scale_rounds: Any = None
+
     def replace(self, **changes: Any) -> State:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
@@ -165,6 +210,8 @@ def initial_state(shape: Shape, scenario: Scenario) -> State:
     }
     tiers = jnp.asarray(scenario.tier_engines)
     takers = jnp.asarray(scenario.modes) != 1
+    if scenario.dynamics is not None:
+        takers = takers & (jnp.asarray(scenario.dynamics.serving_at_first) != 0)
     # [M, T] membership instead of a scatter, which XLA:CPU cannot emit unfused.
     member = takers[:, None] & (tiers[:, None] == jnp.arange(shape.tiers))
     counts = jnp.sum(member, axis=0)
@@ -252,4 +299,74 @@ def initial_state(shape: Shape, scenario: Scenario) -> State:
         heap_time=ticks(heap),
         heap_code=ints(heap, dtype=jnp.int64),
         heap_size=ints(),
+        **_token_records(shape),
+        **_dynamics(shape, scenario),
     )
+
+
+def _token_records(shape: Shape) -> dict[str, Any]:
+    """Empty logs, a little longer than runs without a tight KV limit fill."""
+    if not shape.token_log:
+        return {}
+    return {
+        "run_log": jnp.zeros((8 * shape.requests + 1024, 7), jnp.int64),
+        "runs": jnp.int32(0),
+        "stay_log": jnp.zeros((4 * shape.requests + 1024, 6), jnp.int64),
+        "stays": jnp.int32(0),
+    }
+
+
+def _dynamics(shape: Shape, scenario: Scenario) -> dict[str, Any]:
+    """Engines serve or are off; all ranks are healthy; nothing has failed."""
+    numbers = scenario.dynamics
+    if numbers is None:
+        return {}
+    requests, engines, ranks = shape.requests + 1, shape.engines, shape.all_ranks
+    time = jnp.int64 if shape.exact else jnp.float64
+    serving = jnp.asarray(numbers.serving_at_first) != 0
+    fields = {
+        "stage": jnp.zeros(requests, jnp.int32),
+        "source": jnp.full(requests, -1, jnp.int32),
+        "crashes": jnp.zeros(requests, jnp.int32),
+        "life": jnp.where(serving, SERVING, OFF).astype(jnp.int32),
+        "life_since": jnp.zeros(engines, time),
+        "life_ticks": jnp.zeros((engines, 4), time),
+        "served": jnp.zeros((SERIES_BINS, engines), time),
+        "start_at": jnp.full(engines, NEVER, time),
+        "grace_at": jnp.full(engines, NEVER, time),
+        "grace_over": jnp.zeros(engines, bool),
+        "held": jnp.zeros(engines, jnp.int32),
+        "healthy_at": jnp.zeros(ranks, time),
+        "alive": jnp.ones(ranks, bool),
+        "orphan_head": jnp.full(1, shape.requests, jnp.int32),
+        "orphan_tail": jnp.full(1, shape.requests, jnp.int32),
+        "next_incident": jnp.int32(0),
+        "blocks_lost": jnp.int64(0),
+        "forwards": jnp.int64(0),
+        "node_up_at": jnp.zeros(shape.storage_nodes, time),
+        "unreadable_blocks": jnp.int64(0),
+        "unreadable_matches": jnp.int64(0),
+    }
+    if shape.scaling:
+        fields |= {
+            "next_scale": jnp.asarray(numbers.scale_round_ticks, time),
+            "scale_demand": jnp.int64(0),
+            "waiting_tokens": jnp.int64(0),
+            "scale_log": jnp.zeros((SCALE_ROUNDS, 7), jnp.int64),
+            "scale_rounds": jnp.int32(0),
+        }
+    return fields
+
+
+def append(log: Any, count: Any, *row: Any) -> tuple[Any, Any]:
+    """(log, count) with one more row; rows that do not fit overwrite the last one and count."""
+    values = jnp.stack([jnp.asarray(x, jnp.int64) for x in row])
+    at = jnp.minimum(count, log.shape[0] - 1)
+    return put(log, values, at), count + 1
+
+
+def move(state: State, request: Any, stage: int) -> State:
+    """Notes where a request is from now on, where engines have lives."""
+    if state.stage is None:
+        return state
+    return state.replace(stage=put(state.stage, stage, request))

@@ -20,9 +20,9 @@ from deepinfer_jax.simulator.clock import (
     steps_to_reach,
 )
 from deepinfer_jax.simulator.containers import add, get, put
-from deepinfer_jax.simulator.inplace import fori_loop
+from deepinfer_jax.simulator.inplace import fori_loop, when
 from deepinfer_jax.simulator.scenario import SERIES_BINS
-from deepinfer_jax.simulator.state import DECODE, IDLE, State
+from deepinfer_jax.simulator.state import DECODE, IDLE, State, append
 
 Array = Any
 
@@ -73,14 +73,15 @@ def wake(state: State, engine: Array) -> State:
     )
 
 
-def close_step(state: State, engine: Array) -> tuple[State, Array, Array]:
+def close_step(c: Cluster, state: State, engine: Array) -> tuple[State, Array, Array]:
     """Moves the engine's clock to the end of its step; returns (state, kind, decode steps made)."""
     kind, made = get(state.step_kind, engine), get(state.run_steps, engine)
+    if state.run_log is not None:
+        state = when(made > 0, lambda s: log_run(s, engine, made), state, c.zero)
     end = get(state.step_end, engine)
-    lasted = end - get(state.step_start, engine)
-    bin_width = jnp.maximum(1, state.bin_ticks)
-    time_bin = jnp.minimum(end // bin_width, SERIES_BINS - 1).astype(jnp.int32)
-    counted = jnp.maximum(made, 1)
+    state = tally(
+        state, engine, kind, jnp.maximum(made, 1), end - get(state.step_start, engine), end
+    )
     state = state.replace(
         clock_tick=put(state.clock_tick, end, engine),
         clock_remainder=put(state.clock_remainder, get(state.end_remainder, engine), engine),
@@ -90,11 +91,33 @@ def close_step(state: State, engine: Array) -> tuple[State, Array, Array]:
         steps=add(state.steps, made, engine),
         since_prompt=add(state.since_prompt, made, engine),
         dirty=put(state.dirty, True, engine),
-        busy=add(state.busy, lasted, engine, kind),
-        step_count=add(state.step_count, counted, engine, kind),
-        series=add(state.series, lasted, time_bin, engine),
     )
     return state, kind, made
+
+
+def tally(
+    state: State, engine: Array, kind: Array, steps: Array, lasted: Array, end: Array
+) -> State:
+    """Counts `steps` of a kind that lasted until `end`."""
+    bin_width = jnp.maximum(1, state.bin_ticks)
+    time_bin = jnp.minimum(end // bin_width, SERIES_BINS - 1).astype(jnp.int32)
+    return state.replace(
+        busy=add(state.busy, lasted, engine, kind),
+        step_count=add(state.step_count, steps, engine, kind),
+        series=add(state.series, lasted, time_bin, engine),
+    )
+
+
+def log_run(state: State, engine: Array, made: Array) -> State:
+    """Records `made` decode steps of the step under way: (engine, first step, tick, remainder, first
+    duration, slope, steps); a MIXED step as one of no duration at its end."""
+    mixed = get(state.step_kind, engine) != DECODE
+    tick = jnp.where(mixed, get(state.step_end, engine), get(state.clock_tick, engine))
+    rest = (state.clock_remainder, state.run_first, state.run_slope)
+    rest = tuple(jnp.where(mixed, 0, get(x, engine)) for x in rest)
+    row = (engine, get(state.steps, engine), tick, *rest, made)
+    log, count = append(state.run_log, state.runs, *row)
+    return state.replace(run_log=log, runs=count)
 
 
 def rank_times(c: Cluster, state: State, engine: Array) -> tuple[Array, Array]:

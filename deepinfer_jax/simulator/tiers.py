@@ -18,7 +18,7 @@ Array = Any
 
 def tier_round(c: Cluster, state: State) -> State:
     """New targets from the round's quota demand; engines follow as they drain."""
-    engines = jnp.sum(queries.takes_prompts(c))
+    engines = jnp.sum(queries.takes_prompts(c, state))
     shares = policies.tier_shares(state.demand, engines).astype(jnp.int64)
     return state.replace(
         target_engines=jnp.where(jnp.any(state.demand > 0), shares, state.target_engines),
@@ -31,7 +31,7 @@ def tier_round(c: Cluster, state: State) -> State:
 
 def retier(c: Cluster, state: State) -> State:
     """Moves drained engines from tiers above their target to tiers below, lowest first."""
-    takers = queries.takes_prompts(c)
+    takers = queries.takes_prompts(c, state)
 
     def counts(tier: Array) -> Array:
         return jnp.sum(takers[:, None] & (tier[:, None] == jnp.arange(c.shape.tiers)), axis=0)

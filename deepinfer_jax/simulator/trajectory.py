@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from deepinfer_jax.simulator import life
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.cluster import Status
 from deepinfer_jax.simulator.scenario import Shape
@@ -21,10 +22,22 @@ STATUSES = (
     "rejected: prompt longer than max_input_tokens",
     "rejected: longer than the KV blocks of a rank",
     "lost: the configuration cannot make progress",
+    "lost: its engines crashed more often than it may be retried",
 )
 """Names of `cluster.Status`, in its order."""
 
 Array = Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenRecords:
+    """What `tokens.token_times` reads: rows of `steps.log_run` and `decode.log_stay`, how many."""
+
+    run_log: Array
+    runs: Array
+    stay_log: Array
+    stays: Array
 
 
 @jax.tree_util.register_dataclass
@@ -48,7 +61,47 @@ class Trajectory:
     blocks_published: Array
     blocks_evicted: Array
     blocks_present: Array
+    lives: Lives | None = None  # of a cluster with dynamics
+    records: TokenRecords | None = None  # where `token_times` is on
     left: Array  # [6] what should be zero: quota, slots, reserved, in prefill, pins, heap
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Lives:
+    """What became of engines and of what they held (`SEMANTICS.md` 11)."""
+
+    crashes: Array  # [Q] how often an engine crashed under the request
+    life_ticks: Array  # [M, 4] OFF, STARTING, SERVING, LEAVING; a row sums to the run's end
+    served: Array  # [SERIES_BINS, M] ticks SERVING or LEAVING
+    life: Array  # [M] at the end
+    healthy: Array  # [R] bool, at the end
+    blocks_lost: Array
+    forwards: Array
+    unreadable_blocks: Array
+    unreadable_matches: Array
+    scale_log: Array | None  # [SCALE_ROUNDS, 7] tick; current, demand, wanted of both pools, or -1
+    scale_rounds: Array | None
+
+
+def _lives(shape: Shape, state: State) -> Lives | None:
+    if not shape.dynamics:
+        return None
+    for engine in range(shape.engines):
+        state = state.replace(**life.counted(state, jnp.int32(engine), state.now))
+    return Lives(
+        crashes=state.crashes[:-1],
+        life_ticks=state.life_ticks,
+        served=state.served,
+        life=state.life,
+        healthy=state.healthy_at <= state.now,
+        blocks_lost=state.blocks_lost,
+        forwards=state.forwards,
+        unreadable_blocks=state.unreadable_blocks,
+        unreadable_matches=state.unreadable_matches,
+        scale_log=state.scale_log,
+        scale_rounds=state.scale_rounds,
+    )
 
 
 def trajectory(shape: Shape, workload: Workload, state: State) -> Trajectory:
@@ -81,6 +134,9 @@ def trajectory(shape: Shape, workload: Workload, state: State) -> Trajectory:
         jnp.sum(state.pins),
         state.heap_size,
     ]
+    records = None
+    if shape.token_log:
+        records = TokenRecords(state.run_log, state.runs, state.stay_log, state.stays)
     return Trajectory(
         requests=timeline,
         emitted=emitted,
@@ -95,6 +151,8 @@ def trajectory(shape: Shape, workload: Workload, state: State) -> Trajectory:
         blocks_published=state.published,
         blocks_evicted=state.evicted,
         blocks_present=jnp.sum(state.used),
+        lives=_lives(shape, state),
+        records=records,
         left=jnp.stack([jnp.asarray(x, jnp.float64) for x in left]),
     )
 
@@ -114,6 +172,20 @@ def balance(run: Trajectory) -> None:
     finish = np.asarray(run.requests.finish)
     assert np.all((finish[done] >= arrived[done]) & (finish[done] < NEVER)), "bad finish times"
     stored = run.blocks_published - run.blocks_evicted
+    if run.lives is not None:
+        stored = stored - run.lives.blocks_lost
+        _balance_lives(run, run.lives)
     assert stored == run.blocks_present, (
         f"{stored} blocks should be present, not {run.blocks_present}"
     )
+
+
+def _balance_lives(run: Trajectory, lives: Lives) -> None:
+    """Every tick of every engine is in one life, and steps happen only where an engine serves."""
+    held = lives.life_ticks.sum(axis=1)
+    assert np.allclose(held, run.end, rtol=1e-12, atol=1e-3), f"lives last {held}, not {run.end}"
+    serving = lives.life_ticks[:, 2:].sum(axis=1)
+    assert np.all(run.busy.sum(axis=1) <= serving + 1e-3), "an engine stepped without serving"
+    assert np.allclose(lives.served.sum(axis=0), serving, rtol=1e-12, atol=1e-3), "series of lives"
+    crashed = np.asarray(run.requests.status) == int(Status.CRASHED)
+    assert np.all(lives.crashes[crashed] > 0), "a request ended CRASHED without a crash"

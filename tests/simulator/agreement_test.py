@@ -4,10 +4,13 @@
 mode and feature. A hundred and forty more cases are in the slow set.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from deepinfer_jax.simulator.simulate import prepare
+from deepinfer_jax.simulator.tokens import token_times
 from deepinfer_jax.timeline import EVENTS
 from tests.simulator.oracle import generate, service
 
@@ -34,6 +37,7 @@ COUNTERS = (
 def agree(seed: int) -> None:
     cluster, load = generate.case(seed)
     expected = service.run(cluster, load)
+    cluster = dataclasses.replace(cluster, token_times=seed % 2 == 0)
     made, _ = prepare(cluster, load, options={"xla_backend_optimization_level": 0}).run()
     decoded = np.asarray(expected.decode_start) >= 0
     for name in (*EVENTS[1:], *REST):
@@ -42,6 +46,9 @@ def agree(seed: int) -> None:
             ours, theirs = ours[decoded], theirs[decoded]
         np.testing.assert_array_equal(ours, theirs, err_msg=f"case {seed}: {name}")
     np.testing.assert_array_equal(made.emitted, expected.emitted)
+    if cluster.token_times:
+        ticks, splits = token_times(made, cluster)
+        assert [x.tolist() for x in np.split(ticks, splits[1:-1])] == expected.tokens
     np.testing.assert_array_equal(made.busy.sum(axis=1), expected.busy)
     for name in COUNTERS:
         assert int(getattr(made, name)) == getattr(expected, name), (seed, name)

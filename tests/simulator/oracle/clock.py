@@ -9,7 +9,9 @@ FEMTOSECONDS_PER_TICK = 10**6
 SUBS_PER_FEMTOSECOND = 256
 SUBS_PER_TICK = SUBS_PER_FEMTOSECOND * FEMTOSECONDS_PER_TICK
 
-STEP_END, TRANSFER_END, FAILURE, TIER_ROUND, MATCH_END, ROUTE, FORMATION = range(7)
+STEP_END, TRANSFER_END, DYNAMICS, ROUND, MATCH_END, ROUTE, FORMATION = range(7)
+START, GRACE_END, INCIDENT, DEPARTURE = range(4)
+SCALING_ROUND, TIER_ROUND = range(2)
 FETCH, HAND_OFF, WRITE_BACK = range(3)
 
 
@@ -56,3 +58,8 @@ class Agenda:
         """The first event as (time, phase, index, what)."""
         time, phase, index, _, what = heapq.heappop(self.heap)
         return time, phase, index, what
+
+    def remove(self, unwanted: Any) -> None:
+        """Forget the entries for which `unwanted(phase, index, what)` holds."""
+        self.heap = [e for e in self.heap if not unwanted(e[1], e[2], e[4])]
+        heapq.heapify(self.heap)

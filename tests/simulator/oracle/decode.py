@@ -18,6 +18,7 @@ def join(world: World, rank: Rank, request: Request) -> None:
     request.needed = steps.steps_needed(world.cluster, request.index, request.life, owed)
     request.growth = UNITS * owed // request.needed
     request.steps = 0
+    request.stay = []
     request.decode_engine, request.decode_rank = rank.engine.index, rank.index
     request.at["decode_start"] = world.now
     world.log(FORMATION, "join", rank.engine.index, request.index)
@@ -55,12 +56,26 @@ def end_rows(world: World, engine: Engine, rows: list[list[Request]]) -> None:
     for request in (r for batch in rows for r in batch):
         request.steps += 1
         request.life += 1
+        request.stay.append(world.now)
     for rank, batch in zip(engine.ranks, rows, strict=True):
         for request in sorted(batch, key=lambda r: r.index):
             if request.steps == request.needed:
+                send(world, request, request.output_tokens - request.emitted)
                 request.emitted = request.output_tokens
                 leave(world, rank, request)
                 finish(world, request, engine.index)
+
+
+def send(world: World, request: Request, total: int) -> None:
+    """Section 10: when each of the `total` tokens of a stay that ends was sent."""
+    reached, first = 0, request.life - len(request.stay)
+    for k, tick in enumerate(request.stay, 1):
+        reached += 1
+        if world.cluster.nextn:
+            reached += steps.accepted(world.cluster, request.index, first + k - 1)
+        due = total if k == len(request.stay) else min(reached, total)
+        while request.emitted + due > len(request.tokens):
+            request.tokens.append(tick)
 
 
 def leave(world: World, rank: Rank, request: Request) -> None:
@@ -95,6 +110,7 @@ def preempt(world: World, engine: Engine) -> None:
         while limit is not None and rank.running and world.used_blocks(rank) > limit:
             victim = min(rank.running, key=lambda r: (-sent(r), r.index))
             world.log(FORMATION, "preempt", engine.index, victim.index)
+            send(world, victim, sent(victim) - victim.emitted)
             victim.emitted = sent(victim)
             victim.preemptions += 1
             leave(world, rank, victim)

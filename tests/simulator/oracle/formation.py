@@ -90,6 +90,7 @@ def prompt_vote(world: World, engine: Engine) -> list[bool]:
     ]
     if d != 0 and d % cluster.prompt_any_interval == 0:
         return wants
-    if d % cluster.prompt_interval == 0 and all(wants):
+    asked = [want for want, rank in zip(wants, engine.ranks, strict=True) if rank.alive]
+    if d % cluster.prompt_interval == 0 and all(asked):
         return wants
     return [False] * len(wants)

@@ -6,7 +6,7 @@ from deepinfer_jax.simulator.cluster import Mode
 from tests.simulator.oracle import policies
 from tests.simulator.oracle.clock import HAND_OFF, TRANSFER_END, ceil_divide, ceil_ticks
 from tests.simulator.oracle.steps import draw
-from tests.simulator.oracle.world import UNITS, Rank, Request, World
+from tests.simulator.oracle.world import UNITS, Engine, Rank, Request, World
 
 
 def view(world: World, request: Request) -> policies.DecodeSide:
@@ -16,7 +16,8 @@ def view(world: World, request: Request) -> policies.DecodeSide:
     for engine in world.engines:
         for rank in engine.ranks:
             others = sum(r.prompt for r in rank.assigned if r not in rank.running)
-            side.eligible.append(engine.mode == Mode.COMPLETION)
+            serves = engine.mode == Mode.COMPLETION and engine.life == "serving"
+            side.eligible.append(serves and rank.alive)
             side.room.append(
                 len(rank.assigned) < world.cluster.slots
                 and not rank.waiting
@@ -28,20 +29,31 @@ def view(world: World, request: Request) -> policies.DecodeSide:
     return side
 
 
-def choose(world: World, request: Request) -> None:
-    """At the end of a PROMPT engine's step: a rank, then blocks or the wait for them."""
+def choose(world: World, request: Request, groups: dict[int, list[Request]] | None = None) -> None:
+    """At the end of a PROMPT engine's step: a rank, then blocks or the wait for them.
+
+    Of a departing engine, those that fit at once join the group of their destination.
+    """
+    if request.source < 0:
+        request.source = request.engine
     asked = policies.Asked(
         world.handoffs, draw(world.cluster.seed, request.index), request.prompt + 1
     )
     side = view(world, request)
     chosen = policies.decode(world.cluster.decode_policy, side, asked, world.cluster.policy)
     if chosen is None:
-        raise ValueError("no COMPLETION engine; a PROMPT engine needs one: add it to modes")
+        world.orphans.append(request)
+        return
     world.handoffs += 1
     engine = world.engines[chosen // world.cluster.ranks]
     rank = engine.ranks[chosen % world.cluster.ranks]
     request.decode_engine, request.decode_rank = engine.index, rank.index
     rank.assigned.append(request)
+    blocks = world.admission_blocks(request)
+    if groups is not None and not rank.waiting and world.fits(rank, blocks):
+        rank.reservations[request.index] = blocks
+        groups.setdefault(engine.index, []).append(request)
+        return
     rank.waiting.append(request)
     serve_waiting(world, rank)
 
@@ -51,22 +63,24 @@ def serve_waiting(world: World, rank: Rank) -> None:
     while rank.waiting and world.fits(rank, world.admission_blocks(rank.waiting[0])):
         request = rank.waiting.popleft()
         rank.reservations[request.index] = world.admission_blocks(request)
-        transfer(world, request)
+        transfer(world, [request], world.engines[request.source])
 
 
-def transfer(world: World, request: Request) -> None:
-    """Over the link of the sending engine; always ends in phase 1."""
-    cluster, sender = world.cluster, world.engines[request.engine]
-    blocks = ceil_divide(request.prompt, cluster.block_tokens)
-    size = blocks * cluster.block_bytes + cluster.live_bytes
+def transfer(world: World, requests: list[Request], sender: Engine) -> None:
+    """One transfer over the link of the sending engine; always ends in phase 1."""
+    cluster, size = world.cluster, 0
+    for request in requests:
+        blocks = ceil_divide(request.prompt, cluster.block_tokens)
+        request.handoff_bytes += blocks * cluster.block_bytes + cluster.live_bytes
+        size += blocks * cluster.block_bytes + cluster.live_bytes
     busy = ceil_ticks(size * cluster.handoff_femtoseconds_per_byte)
     sender.bytes["handoff"] += size
-    request.handoff_bytes += size
     sent = world.now + busy
     if cluster.handoff_link == "fifo":
         sent = sender.handoff_free = max(world.now, sender.handoff_free) + busy
-    index = (request.index, HAND_OFF)
-    world.agenda.add(sent + cluster.handoff_ticks, TRANSFER_END, index, request)
+    for request in requests:
+        index = (request.index, HAND_OFF)
+        world.agenda.add(sent + cluster.handoff_ticks, TRANSFER_END, index, request)
 
 
 def handed_off(world: World, request: Request) -> None:
@@ -74,5 +88,6 @@ def handed_off(world: World, request: Request) -> None:
     engine = world.engines[request.decode_engine]
     world.log(TRANSFER_END, "handed_off", engine.index, request.index)
     request.at["handed_off"] = world.now
+    request.source = -1
     engine.ranks[request.decode_rank].joins.append(request)
     engine.dirty = True

@@ -135,6 +135,7 @@ def end_prompt(world: World, rank: Rank, request: Request) -> None:
     if request.at["first_token"] < 0:
         request.at["first_token"] = world.now
     request.emitted += 1
+    request.tokens.append(world.now)
     publish_prompt(world, request)
     if request in rank.admitted:
         rank.admitted.remove(request)
@@ -167,4 +168,6 @@ def written_back(world: World, request: Request) -> None:
     world.log(TRANSFER_END, "write_back", request.engine, request.index)
     cache = world.cache_of(request.engine)
     assert cache is not None
-    cache.publish(request.publish_node)
+    gone = world.engines[request.engine].life in ("off", "starting")
+    if world.cluster.cache_scope != "local" or not gone:
+        cache.publish(request.publish_node)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from deepinfer_jax.simulator.cluster import FOREVER, Status
-from tests.simulator.oracle import policies, steps
+from tests.simulator.oracle import policies, steps, storage
 from tests.simulator.oracle.cache import ROOT, Cache
 from tests.simulator.oracle.clock import (
     FETCH,
     MATCH_END,
+    ROUND,
     ROUTE,
     TIER_ROUND,
     TRANSFER_END,
@@ -21,6 +22,8 @@ def hit(world: World, cache: Cache, request: Request) -> tuple[int, int, int]:
     """(L1, H, deepest matched segment) of a request in one cache, now."""
     block = world.cluster.block_tokens
     blocks, deepest = cache.match(request.match_node)
+    if world.cluster.storage_nodes:
+        blocks, deepest = storage.readable(world, request, blocks, deepest)
     block_hit = block * blocks
     if not world.cluster.swa or cache.live_anchor(request.match_node, blocks, world.now):
         return block_hit, block_hit, deepest
@@ -55,6 +58,7 @@ def match(world: World, request: Request) -> None:
         tier = sum(edge <= request.prompt for edge in cluster.tier_edges)
         world.demand[tier] += request.cost
     world.fifos[tier].append(request)
+    world.demand_tokens += request.prompt - request.hit
     world.route = True
     return None
 
@@ -89,19 +93,19 @@ def deal_tiers(world: World) -> None:
     for engine, tier in zip(engines, tiers, strict=True):
         engine.tier = tier
     if cluster.tier_round_ticks < FOREVER:
-        world.agenda.add(cluster.tier_round_ticks, TIER_ROUND, ())
+        world.agenda.add(cluster.tier_round_ticks, ROUND, (TIER_ROUND,))
 
 
 def tier_round(world: World) -> None:
     """Phase 3."""
-    world.log(TIER_ROUND, "tier_round")
+    world.log(ROUND, "tier_round")
     if any(world.demand):
         engines = sum(e.takes_prompts for e in world.engines)
         world.targets = policies.tier_shares(world.demand, engines)
     world.demand = [sum(r.cost for r in fifo) for fifo in world.fifos]
-    world.lonely_rounds += not world.agenda.heap
+    world.lonely_rounds += world.nothing_to_come()
     world.route = True
-    world.agenda.add(world.now + world.cluster.tier_round_ticks, TIER_ROUND, ())
+    world.agenda.add(world.now + world.cluster.tier_round_ticks, ROUND, (TIER_ROUND,))
 
 
 def adjust_tiers(world: World) -> None:
@@ -149,6 +153,8 @@ def pull(world: World, tier: int, request: Request) -> Engine | None:
 def chosen(world: World, request: Request) -> Engine | None:
     """Any other policy, through its view."""
     side = view(world, request)
+    if not any(side.eligible):
+        return None
     asked = policies.Asked(
         decisions=world.placements,
         draw=steps.draw(world.cluster.seed, request.index),
@@ -203,7 +209,7 @@ def place(world: World, request: Request, engine: Engine) -> None:
     request.cost = predicted(world, request, request.hit)
     request.remaining, request.context = request.prompt - request.hit, request.hit
     request.chunked = False
-    rank = min(engine.ranks, key=lambda r: (r.quota, r.index))
+    rank = min((r for r in engine.ranks if r.alive), key=lambda r: (r.quota, r.index))
     request.engine, request.rank = engine.index, rank.index
     rank.quota += request.cost
     engine.quota += request.cost

@@ -6,19 +6,25 @@ import dataclasses
 from typing import Any
 
 from deepinfer_jax.simulator.cluster import ClusterConfig, Status
-from tests.simulator.oracle import formation, handoff, prefill, routing
+from tests.simulator.oracle import dynamics, formation, handoff, prefill, routing
 from tests.simulator.oracle.clock import (
+    DEPARTURE,
+    DYNAMICS,
     FETCH,
     FORMATION,
+    GRACE_END,
     HAND_OFF,
+    INCIDENT,
     MATCH_END,
+    ROUND,
     ROUTE,
+    SCALING_ROUND,
+    START,
     STEP_END,
-    TIER_ROUND,
     TRANSFER_END,
     WRITE_BACK,
 )
-from tests.simulator.oracle.world import STAGES, World
+from tests.simulator.oracle.world import LIVES, STAGES, World
 
 
 @dataclasses.dataclass
@@ -47,6 +53,7 @@ class Result:
     decode_rank: list[int]
     preemptions: list[int]
     emitted: list[int]
+    tokens: list[list[int]]
     prefill_steps: list[int]
     decode_steps: list[int]
     mixed_steps: list[int]
@@ -58,6 +65,13 @@ class Result:
     blocks_evicted: int
     blocks_present: int
     anchors: int
+    crashes: list[int]
+    lives: list[list[int]]  # ticks off, starting, serving, leaving
+    blocks_lost: int
+    forwards: int
+    unreadable_blocks: int
+    unreadable_matches: int
+    scalings: list[tuple[int, ...]]
     events: list[tuple[int, int, str, int, int]]
 
 
@@ -73,12 +87,15 @@ def run(cluster: ClusterConfig, workload: Any) -> Result:
         raise ValueError("arrival is not ascending; requests are numbered by arrival: sort them")
     warm(world)
     routing.deal_tiers(world)
+    dynamics.schedule(world)
     for request in world.requests:
         at = request.arrival + cluster.match_ticks
         world.agenda.add(at, MATCH_END, (request.index,), request)
     while (event := next_event(world)) is not None:
         world.now = event[0]
         process(world, *event[1:])
+    for engine in world.engines:
+        engine.enter(engine.life, world.now)
     for request in world.requests:
         if request.status is None:
             world.end(request, Status.STUCK)
@@ -103,18 +120,21 @@ def warm(world: World) -> None:
 def next_event(world: World) -> tuple[int, int, tuple[int, ...], Any] | None:
     """The first of everything pending by (time, phase, index); None at the end."""
     pending: list[tuple[Any, ...]] = []
+    if world.ended():
+        world.agenda.remove(lambda phase, index, what: phase in (DYNAMICS, ROUND))
     heap = world.agenda.heap
-    if heap:
+    rounds = any(event[1] == ROUND for event in heap)
+    if not world.nothing_to_come():
+        world.lonely_rounds = 0
+    if not world.nothing_to_come() or (rounds and world.lonely_rounds < 2):
         pending.append((*heap[0][:3], None))
     if world.route:
         pending.append((world.now, ROUTE, (), None))
     for engine in world.engines:
         if engine.dirty and engine.step is None:
             pending.append((world.now, FORMATION, (engine.index,), engine))
-    if any(event[1] != TIER_ROUND for event in heap):
-        world.lonely_rounds = 0
-    elif all(event[1] == TIER_ROUND for event in pending) and world.lonely_rounds >= 2:
-        return None
+        if dynamics.ready(world, engine) and not world.ended():
+            pending.append((world.now, DYNAMICS, (DEPARTURE, engine.index), engine))
     if not pending:
         return None
     first = min(pending, key=lambda event: event[:3])
@@ -134,8 +154,16 @@ def process(world: World, phase: int, index: tuple[int, ...], what: Any) -> None
             WRITE_BACK: prefill.written_back,
         }
         ended[index[1]](world, what)
-    elif phase == TIER_ROUND:
-        routing.tier_round(world)
+    elif phase == DYNAMICS:
+        happens = {
+            START: dynamics.start,
+            GRACE_END: dynamics.end_grace,
+            INCIDENT: dynamics.incident,
+            DEPARTURE: dynamics.depart,
+        }
+        happens[index[0]](world, what)
+    elif phase == ROUND:
+        (dynamics.scaling_round if index == (SCALING_ROUND,) else routing.tier_round)(world)
     elif phase == MATCH_END:
         routing.match(world, what)
     elif phase == ROUTE:
@@ -146,13 +174,15 @@ def process(world: World, phase: int, index: tuple[int, ...], what: Any) -> None
 
 def check_conservation(world: World) -> None:
     """Section 9; with a STUCK request, what it holds is not back."""
+    lost = world.counters["lost"]
     for cache in world.caches:
-        assert cache.published == cache.used() + cache.evicted
+        assert world.caches[1:] or cache.published == cache.used() + cache.evicted + lost
     for kind in ("fetch", "swa", "handoff"):
         name = {"fetch": "fetched_bytes", "swa": "swa_bytes", "handoff": "handoff_bytes"}[kind]
         by_link = sum(e.bytes[kind] for e in world.engines)
         assert by_link == sum(getattr(r, name) for r in world.requests)
     for request in world.requests:
+        assert len(request.tokens) == request.emitted
         if request.status == Status.COMPLETED:
             assert request.emitted == request.output_tokens
     if any(r.status == Status.STUCK for r in world.requests):
@@ -184,6 +214,7 @@ def result(world: World) -> Result:
         decode_rank=[r.decode_rank for r in requests],
         preemptions=[r.preemptions for r in requests],
         emitted=[r.emitted for r in requests],
+        tokens=[r.tokens for r in requests],
         prefill_steps=[e.counts["prefill"] for e in engines],
         decode_steps=[e.counts["decode"] for e in engines],
         mixed_steps=[e.counts["mixed"] for e in engines],
@@ -195,5 +226,12 @@ def result(world: World) -> Result:
         blocks_evicted=sum(c.evicted for c in caches),
         blocks_present=sum(c.used() for c in caches),
         anchors=sum(c.anchors_written for c in caches),
+        crashes=[r.crashes for r in requests],
+        lives=[[e.lives[life] for life in LIVES] for e in engines],
+        blocks_lost=world.counters["lost"],
+        forwards=world.counters["forwards"],
+        unreadable_blocks=world.counters["unreadable"],
+        unreadable_matches=world.counters["cut"],
+        scalings=world.scalings,
         events=world.events,
     )

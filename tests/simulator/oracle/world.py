@@ -6,9 +6,9 @@ import dataclasses
 from collections import deque
 from typing import Any
 
-from deepinfer_jax.simulator.cluster import ClusterConfig, Mode, Status
+from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Mode, Status
 from tests.simulator.oracle.cache import ROOT, Cache, Trie
-from tests.simulator.oracle.clock import Agenda, Clock, ceil_divide
+from tests.simulator.oracle.clock import DYNAMICS, INCIDENT, ROUND, Agenda, Clock, ceil_divide
 
 UNITS = 256
 """Held tokens are kept in 1/256."""
@@ -53,6 +53,8 @@ class Request:
     decode_engine: int = -1
     decode_rank: int = -1
     preemptions: int = 0
+    crashes: int = 0
+    source: int = -1  # engine that holds its KV between prefill and landing
     life: int = 0  # decode steps in all
     steps: int = 0  # s, decode steps since it joined
     needed: int = 0  # n
@@ -60,7 +62,12 @@ class Request:
     fetched_bytes: int = 0
     swa_bytes: int = 0
     handoff_bytes: int = 0
+    tokens: list[int] = dataclasses.field(default_factory=list)  # when each was sent
+    stay: list[int] = dataclasses.field(default_factory=list)  # when each step of it ended
     at: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(STAGES, -1))
+
+
+LIVES = ("off", "starting", "serving", "leaving")
 
 
 class Rank:
@@ -75,6 +82,8 @@ class Rank:
         self.waiting: deque[Request] = deque()  # for blocks
         self.joins: deque[Request] = deque()  # handed off, for a slot
         self.running: list[Request] = []
+        self.alive = True
+        self.healthy_at = 0
         self.assigned: list[Request] = []  # COMPLETION: in transfer, waiting or running
         self.reservations: dict[int, int] = {}  # request -> blocks
 
@@ -106,13 +115,23 @@ class Engine:
         self.fetch_free = 0
         self.handoff_free = 0
         self.decode_steps = 0  # NORMAL: d
+        self.life = "serving"
+        self.since = 0
+        self.lives = dict.fromkeys(LIVES, 0)
+        self.grace_over = False
+        self.starts_at = FOREVER
         self.counts = {"prefill": 0, "decode": 0, "mixed": 0}
         self.busy = 0
         self.bytes = {"fetch": 0, "swa": 0, "handoff": 0}
 
     @property
     def takes_prompts(self) -> bool:
-        return self.mode != Mode.COMPLETION
+        return self.mode != Mode.COMPLETION and self.life == "serving"
+
+    def enter(self, life: str, now: int) -> None:
+        """Section 11: another life begins."""
+        self.lives[self.life] += now - self.since
+        self.life, self.since = life, now
 
 
 class World:
@@ -139,7 +158,25 @@ class World:
         self.targets = [0] * cluster.tiers
         self.lonely_rounds = 0  # tier rounds in a row that found nothing else pending
         self.placements = 0
+        self.orphans: deque[Request] = deque()
+        self.demand_tokens = 0
+        self.nodes_up_at = [0] * cluster.storage_nodes
+        self.counters = dict.fromkeys(("lost", "forwards", "unreadable", "cut"), 0)
+        self.scalings: list[tuple[int, ...]] = []
+        for m, serves in enumerate(cluster.serving_at_first):
+            self.engines[m].life = "serving" if serves else "off"
         self.handoffs = 0
+
+    def ended(self) -> bool:
+        """Whether every request has."""
+        return all(request.status is not None for request in self.requests)
+
+    def nothing_to_come(self) -> bool:
+        """Whether only rounds and incidents are on the agenda."""
+        return all(
+            phase == ROUND or (phase == DYNAMICS and index[0] == INCIDENT)
+            for _, phase, index, _, _ in self.agenda.heap
+        )
 
     def log(self, phase: int, kind: str, engine: int = -1, request: int = -1) -> None:
         """For debugging only."""
