@@ -282,6 +282,7 @@ class EngineConfig:
     prefill_any_interval: int = 100  # decode steps until one rank may make all others prefill
     prefill_usage_percent: int = 90  # fuller block pools admit no prompt while requests decode
     overlap: bool = True
+    verification: str = "fixed"  # "confidence": only drafts that are likely to pay are verified
     stop_preempted: bool = False  # end a preempted request rather than compute it again
     num_blocks: int = 1024  # of the block pool, the reserved one included
     slots_percent: int = 120  # state slots per 100 of max_num_seqs, the reserved one apart

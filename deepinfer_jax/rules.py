@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 TRUNCATION_MODES = ("off", "mask", "compact")
 ROLES = ("normal", "prompt", "completion")
+VERIFICATIONS = ("fixed", "confidence")
 
 
 def require(condition: bool, message: str) -> None:
@@ -281,6 +282,16 @@ def _check_role(c: EngineConfig) -> None:
     require(
         c.role != "prompt" or not c.overlap,
         "a prompt engine waits for each of its steps, so nothing can overlap; set overlap=False",
+    )
+    require(
+        c.verification in VERIFICATIONS,
+        f"verification is {c.verification!r}; choose one of {', '.join(VERIFICATIONS)}",
+    )
+    decodes = c.role != "prompt" and c.cache.nextn > 0
+    require(
+        c.verification == "fixed" or decodes,
+        f"verification is {c.verification!r} where no drafts are verified; leave it 'fixed', or "
+        "decode with nextn drafts",
     )
     require(
         c.role != "completion" or not c.step_quota,

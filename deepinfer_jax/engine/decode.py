@@ -9,6 +9,9 @@ need none.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
+
 from deepinfer_jax.engine.plan import PlanRow, StepPlan
 from deepinfer_jax.engine.request import Request
 from deepinfer_jax.engine.roster import Roster
@@ -32,18 +35,43 @@ def _next_running(roster: Roster) -> list[Request]:
     return roster.running + ready[: roster.config.max_num_seqs - len(roster.running)]
 
 
-def decode_rows(roster: Roster, lookback: int) -> tuple[list[PlanRow], list[Request]]:
-    """Rows of the next decode step in the order of `running`, and the requests preempted for it.
+Lengths = Callable[[Sequence[Sequence[float]], Sequence[bool]], tuple[int, int]]
+"""(rates of each request, whether proposals exist or are being made) -> (drafts to verify in all,
+query rows of a request at most); see `draft_lengths`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeStep:
+    """What a decode step holds."""
+
+    rows: list[PlanRow]
+    preempted: list[Request]  # for it
+    drafts: int | None = None  # as in `StepPlan`
+
+
+def next_step(roster: Roster, lookback: int, lengths: Lengths | None = None) -> DecodeStep:
+    """The next decode step, its rows in the order of `running`, possibly none.
 
     Requests keep their places from step to step, so that a row moves only when one before it left.
 
     Args:
       lookback: ids before a row that n-grams reach back to.
+      lengths: chooses how many drafts are verified; None: all.
     """
     roster.promote()
     preempted = _serve(roster)
     previous = roster.flying[-1] if roster.flying else None
-    return [_row(roster, r, previous, lookback) for r in roster.running], preempted
+    drafts, q = None, roster.config.step_rows
+    if lengths is not None and roster.running:
+        pending = [r.has_proposals or r.outstanding > 0 or _draft_first(r) for r in roster.running]
+        drafts, q = lengths([_older_rates(r) for r in roster.running], pending)
+    rows = [_row(roster, r, previous, lookback, q) for r in roster.running]
+    return DecodeStep(rows, preempted, drafts)
+
+
+def _older_rates(request: Request) -> tuple[float, ...]:
+    """Of the proposals before those that this step verifies, which do not depend on its tokens."""
+    return request.rates if request.outstanding else request.previous_rates
 
 
 def _serve(roster: Roster) -> list[Request]:
@@ -71,11 +99,17 @@ def _fit(roster: Roster, request: Request) -> bool:
     return roster.storage.fit(request, bound(roster, request))
 
 
-def _row(roster: Roster, request: Request, previous: StepPlan | None, lookback: int) -> PlanRow:
+def _draft_first(request: Request) -> bool:
+    """Handed over, and free of a grammar, whose masks need drafts that the host knows."""
+    return request.planned == 0 and request.grammar is None
+
+
+def _row(
+    roster: Roster, request: Request, previous: StepPlan | None, lookback: int, rows: int
+) -> PlanRow:
     remap = previous.index.get(request.request_id) if previous else None
     fresh = remap is None
-    rows = roster.config.step_rows
-    draft_first = request.planned == 0 and request.grammar is None  # masks need known drafts
+    draft_first = _draft_first(request)
     read = request.has_proposals or not fresh or draft_first
     k = request.proc + request.inflight + rows
     _check_bounds(roster, request, k, rows)
@@ -100,5 +134,6 @@ def _check_bounds(roster: Roster, request: Request, k: int, rows: int) -> None:
     config, name = roster.config, f"request {request.request_id}"
     known, nextn = request.length, config.cache.nextn
     assert known <= request.proc + rows <= known + nextn, f"{name}: {request.proc} of {known}"
-    assert k - rows + config.step_rows + nextn <= config.runtime_max_len, f"{name}: bound {k}"
-    assert roster.storage.missing(request, k) == 0, f"{name}: {len(request.blocks)} blocks"
+    most = k - rows + config.step_rows
+    assert most + nextn <= config.runtime_max_len, f"{name}: bound {most}"
+    assert roster.storage.missing(request, most) == 0, f"{name}: {len(request.blocks)} blocks"

@@ -74,12 +74,14 @@ class Device:
             ("sequences", config.max_num_seqs),
             ("prompt", longest),
             ("blocks", blocks),
+            ("widths", config.step_rows),
         ):
-            most = getattr(self.buckets, name)[-1]
+            most = (getattr(self.buckets, name) or (config.step_rows,))[-1]
             require(
                 most >= least,
                 f"buckets of {name} end at {most}; this engine may need {least}, so add that size",
             )
+        self.widths = self.buckets.widths or (config.step_rows,)
         # All in one place and committed to it: a program is traced anew for arrays placed otherwise.
         self.place = SingleDeviceSharding(jax.devices()[0])
         self.params = jax.device_put(params, self.place)
@@ -118,7 +120,7 @@ class Device:
                 self._read_prompts(plan.rows[group], requests[group], at)
         elif plan.rows:
             self._draft_first(plan, requests)
-            batch = pack.pack_decode(plan.rows, self.buckets, reach(self.model))
+            batch = pack.pack_decode(plan.rows, self.buckets, reach(self.model), plan.drafts)
             self.state = self._run("decode", self.params, self.state, batch)
 
     def sample(self, plan: StepPlan, requests: Sequence[Request]) -> Pending:
@@ -162,10 +164,11 @@ class Device:
         if self.config.role == Role.PROMPT:
             return
         first = self.config.role == Role.COMPLETION and self.config.cache.nextn > 0
-        for count, blocks in itertools.product(self.buckets.sequences, self.buckets.blocks):
-            q = self.config.step_rows
+        split = 0 if self.config.verification == "confidence" else None
+        shapes = (self.buckets.sequences, self.buckets.blocks, self.widths)
+        for count, blocks, q in itertools.product(*shapes):
             row = PlanRow(-1, q, q, (0,), (), (0,) * blocks, 0, draft_first=first)
-            self._rehearse(StepPlan(-1, False, (row,) * count), masks)
+            self._rehearse(StepPlan(-1, False, (row,) * count, drafts=split), masks)
 
     def _rehearse(self, plan: StepPlan, masks: bool) -> None:
         greedy = Answer(SamplingParams(temperature=0.0), seed=0)
@@ -226,10 +229,10 @@ class Device:
 
     def _sample_batch(self, plan: StepPlan, requests: Sequence[Request]) -> pack.SampleBatch:
         count = pack.bucket(self.buckets.sequences, len(plan.rows))
-        nextn, vocabulary = self.config.cache.nextn, self.model.vocab_size
-        masks = pack.pack_masks(plan.rows, requests, count, nextn, vocabulary)
+        width = self.config.step_rows if plan.is_prompt else plan.rows[0].q
+        masks = pack.pack_masks(plan.rows, requests, count, width - 1, self.model.vocab_size)
         packed = self._packed_params(requests, count)
-        return pack.pack_sample(plan.rows, requests, packed, nextn + 1, masks)
+        return pack.pack_sample(plan.rows, requests, packed, width, masks)
 
     def _packed_params(self, requests: Sequence[Request], count: int) -> PackedSampling:
         """On the device; the same arrays while the batch is the same."""
@@ -274,5 +277,6 @@ def _outcome(output: StepOutput, i: int, request: Request) -> RowOutcome:
         tokens=tuple(output.tokens[i, :count].tolist()),
         drafts=tuple(output.drafts[i].tolist()),
         confidences=tuple(output.confidence[i].tolist()),
+        q=int(output.rows[i]),
         details=details,
     )

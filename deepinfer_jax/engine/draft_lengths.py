@@ -9,11 +9,12 @@ nor on the tokens that are verified. The split is one function for the host (num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from deepinfer_jax.engine.step_curve import Drift, StepCurve
 from deepinfer_jax.percentiles import namespace
 from deepinfer_jax.rules import require
 
@@ -40,8 +41,10 @@ def fill(rates: Sequence[Sequence[float]], pending: Sequence[bool], count: int) 
     return np.array(rows, np.float32).reshape(len(rows), count)
 
 
-def total_rows(rates: np.ndarray, milliseconds: Sequence[float]) -> int:
-    """Query rows in S .. S + S * N with the largest expected tokens per time; the fewest of equals.
+def total_rows(rates: np.ndarray, milliseconds: Sequence[float]) -> tuple[int, float]:
+    """Query rows in S .. S + S * N with the largest expected tokens per millisecond, and these.
+
+    Of equals the fewest rows.
 
     Args:
       rates: [S, N] older rates.
@@ -53,7 +56,9 @@ def total_rows(rates: np.ndarray, milliseconds: Sequence[float]) -> int:
     )
     best = np.sort(rates.astype(np.float64), axis=None)[::-1]
     expected = len(rates) + np.concatenate([[0.0], np.cumsum(best)])
-    return len(rates) + int(np.argmax(expected / np.asarray(milliseconds)))
+    throughput = expected / np.asarray(milliseconds)
+    at = int(np.argmax(throughput))
+    return len(rates) + at, float(throughput[at])
 
 
 def split(rates: Array, drafts: Array, live: Array) -> Array:
@@ -72,7 +77,44 @@ def split(rates: Array, drafts: Array, live: Array) -> Array:
     return xp.where(live, count, 0).astype(xp.int32)
 
 
-def fixed(live: Array, count: int) -> Array:
-    """Query rows int32 [S] when every request verifies all `count` drafts."""
-    xp = namespace(live)
-    return xp.where(live, count + 1, 0).astype(xp.int32)
+class Chooser:
+    """`decode.Lengths` of an engine whose decode steps are rectangles, sequences times a width.
+
+    A rectangle takes its time whatever is verified in it. So the width is what is chosen, and in it
+    every draft is verified that may be accepted.
+    """
+
+    def __init__(self, curves: Mapping[int, StepCurve], nextn: int) -> None:
+        """No step was seen yet.
+
+        Args:
+          curves: by bucket of sequences b, ascending: milliseconds of b * width query rows for each
+            width.
+          nextn: drafts proposed per step.
+        """
+        self.curves, self.nextn = curves, nextn
+        self.drifts = {b: Drift() for b in curves}
+
+    def __call__(
+        self, rates: Sequence[Sequence[float]], pending: Sequence[bool]
+    ) -> tuple[int, int]:
+        """(drafts to verify in all, query rows of a request at most) for older rates, see `fill`."""
+        known, requests = fill(rates, pending, self.nextn), len(rates)
+        bucket = self._bucket(requests)
+        curve, slope = self.curves[bucket], self.drifts[bucket].slope
+        best = (0.0, 0, 0)
+        for size in curve.sizes:
+            width, (time,) = size // bucket, curve.times(size, size, slope)
+            worth = known[:, : width - 1]
+            total, throughput = total_rows(worth, [time] * (worth.size + 1))
+            if throughput > best[0]:
+                best = throughput, total - requests, width
+        return best[1:]
+
+    def observe(self, requests: int, width: int, milliseconds: float) -> None:
+        """A decode step took so long, from the end of the step before or its own beginning."""
+        bucket = self._bucket(requests)
+        self.drifts[bucket].record(self.curves[bucket], bucket * width, milliseconds)
+
+    def _bucket(self, requests: int) -> int:
+        return next(b for b in self.curves if b >= requests)

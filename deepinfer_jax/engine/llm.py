@@ -7,6 +7,7 @@ for result in llm.generate(["def "], SamplingParams(max_tokens=32)):
 
 from __future__ import annotations
 
+import pathlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from deepinfer_jax.engine.device import Device
 from deepinfer_jax.engine.device_state import reach
 from deepinfer_jax.engine.grammar import TIMEOUT, Compilation, Compiler
 from deepinfer_jax.engine.loops import Engine
+from deepinfer_jax.engine.measure import chooser
 from deepinfer_jax.engine.pair import Pair
 from deepinfer_jax.engine.plan import RequestOutput
 from deepinfer_jax.engine.prefix_cache import PrefixCache
@@ -46,6 +48,7 @@ class LLM:
         *,
         prompt_config: EngineConfig | None = None,
         prefix_cache: PrefixCache | None = None,
+        curves: pathlib.Path | None = None,
         grammar_timeout: float = TIMEOUT,
         record: Callable[[StepRecord], None] | None = None,
         **device: Any,
@@ -59,6 +62,7 @@ class LLM:
             handed over in this process.
           prefix_cache: remembers prefixes of the engine that computes prompts; a fresh one, of the
             same model and cache.
+          curves: folder that keeps step times for verification "confidence", see `measure.chooser`.
           grammar_timeout: seconds that a grammar may take to compile.
           record: gets each committed step.
           device: keywords of each `device.Device`: buckets, limits, format, numerics, token_map.
@@ -76,8 +80,15 @@ class LLM:
         self.prefix_cache = prefix_cache
 
         def engine(config: EngineConfig, source: PrefixCache | None) -> Engine:
-            scheduler = Scheduler(config, model.vocab_size, source=source, lookback=reach(model))
-            made = Engine(scheduler, Device(params, model, config, **device), record)
+            memory = Device(params, model, config, **device)
+            scheduler = Scheduler(
+                config,
+                model.vocab_size,
+                source=source,
+                lookback=reach(model),
+                lengths=chooser(memory, curves) if config.verification != "fixed" else None,
+            )
+            made = Engine(scheduler, memory, record)
             if source is not None:
                 source.attach(scheduler.roster.storage.blocks, made.device.snapshot)
             return made

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 
 from deepinfer_jax.engine.device import Device, Pending
 from deepinfer_jax.engine.device_state import reach
+from deepinfer_jax.engine.draft_lengths import Chooser
 from deepinfer_jax.engine.plan import RequestOutput, StepOutcome, StepPlan
 from deepinfer_jax.engine.request import Request, Status
 from deepinfer_jax.engine.scheduler import Scheduler
@@ -47,6 +48,7 @@ class Engine:
         )
         self.scheduler, self.device, self.record = scheduler, device, record
         self.flying: Pending | None = None
+        self._ended = 0.0  # when the newest committed step was over
 
     # What a caller needs; a `pair.Pair` has the same
 
@@ -110,9 +112,17 @@ class Engine:
             request = by_id[output.request_id]
             if request.grammar is not None and not request.status.finished:
                 request.grammar.advance(output.tokens)
+        self._observe(pending)
         if self.record is not None and plan.rows:
             self.record(self._record(pending, outcome, error, news))
         return news + self._failed(requests)
+
+    def _observe(self, pending: Pending) -> None:
+        """A step took the time since it was queued, or since the device was done with the last."""
+        began, self._ended = max(pending.queued, self._ended), time.perf_counter()
+        plan, chooser = pending.plan, self.scheduler.lengths
+        if isinstance(chooser, Chooser) and plan.rows and not plan.is_prompt:
+            chooser.observe(len(plan.rows), plan.rows[0].q, 1e3 * (self._ended - began))
 
     def _failed(self, requests: list[Request]) -> News:
         wrong = [r for r in requests if r.grammar is not None and r.grammar.error]
@@ -131,7 +141,7 @@ class Engine:
         return StepRecord(
             is_prompt=plan.is_prompt,
             start=pending.queued,
-            end=time.perf_counter(),
+            end=self._ended,
             requests=len(plan.rows),
             rows=plan.total_q,
             useful=sum(len(output.tokens) for output in news),

@@ -7,6 +7,7 @@ All arrays are made anew for each step: the device may still read those of the s
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,10 +36,12 @@ class Buckets:
     prompt: tuple[int, ...]  # tokens of a prompt's chunk
     blocks: tuple[int, ...]  # width of block tables
     prompts: int = 1  # chunks computed side by side; a prompt step runs as many such groups
+    widths: tuple[int, ...] = ()  # query rows of a request in a decode step, for verification
+    # "confidence"; (): all its drafts and one more
 
     def __post_init__(self) -> None:
-        for name in ("sequences", "prompt", "blocks"):
-            sizes = getattr(self, name)
+        for name in ("sequences", "prompt", "blocks", "widths"):
+            sizes = getattr(self, name) or (1,) * (name == "widths")
             require(
                 bool(sizes) and sizes[0] > 0 and sizes == tuple(sorted(set(sizes))),
                 f"buckets of {name} are {sizes}; give ascending positive sizes",
@@ -53,6 +56,7 @@ class Buckets:
             sequences=_geometric(config.max_num_seqs, 4, step),
             prompt=_geometric(longest, 64, step),
             blocks=(blocks_needed(config.runtime_max_len, config.cache),),
+            widths=_geometric(config.step_rows, 1, 2) if config.verification != "fixed" else (),
         )
 
     @property
@@ -102,7 +106,11 @@ class PromptBatch:
     kept_start: Array  # int32 [S]
 
 
-@jax.tree_util.register_dataclass
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["rows", "tokens", "remap", "read_slots", "drafts"],
+    meta_fields=["width"],
+)
 @dataclasses.dataclass(frozen=True)
 class DecodeBatch:
     """One token, and drafts that the device knows, of each sequence."""
@@ -111,6 +119,8 @@ class DecodeBatch:
     tokens: Array  # int32 [S] of row 0; ignored if remapped
     remap: Array  # int32 [S] row in the flight before; the flight's size for none
     read_slots: Array  # int32 [S] draft slots of the proposals to verify; 0: none
+    drafts: Array | None  # int32 [] verified in all, likeliest first; None: all of each row
+    width: int  # query rows of a sequence
 
 
 @jax.tree_util.register_dataclass
@@ -123,7 +133,7 @@ class SampleBatch:
     read_slots: Array  # int32 [S] draft slots of the proposals verified here; 0: none
     draft_slots: Array  # int32 [S] where the new ones go
     packed: PackedSampling
-    forced: Array  # int32 [S, N + 1], `verify.verify`
+    forced: Array  # int32 [S, width], `verify.verify`; a step's width is this one's
     processed: Array  # bool [S] report the processed distribution
     report: Array  # bool [] somebody wants log-probabilities
     mask: Array | None = None  # `RowContext.mask`
@@ -168,8 +178,10 @@ def pack_prompt(
     )
 
 
-def pack_decode(rows: Sequence[PlanRow], buckets: Buckets, reach: int) -> DecodeBatch:
-    """All rows of a decode step."""
+def pack_decode(
+    rows: Sequence[PlanRow], buckets: Buckets, reach: int, drafts: int | None = None
+) -> DecodeBatch:
+    """All rows of a decode step; `drafts` as in `StepPlan`."""
     count = bucket(buckets.sequences, len(rows))
     none = buckets.rows
     remap = [none if row.remap is None else row.remap for row in rows]
@@ -178,6 +190,8 @@ def pack_decode(rows: Sequence[PlanRow], buckets: Buckets, reach: int) -> Decode
         tokens=column([row.tokens[0] if row.tokens else 0 for row in rows], count),
         remap=column(remap, count, none),
         read_slots=column([row.read_slot for row in rows], count),
+        drafts=None if drafts is None else np.int32(drafts),
+        width=rows[0].q,
     )
 
 
@@ -263,14 +277,14 @@ def pack_params(
 def pack_masks(
     rows: Sequence[PlanRow], requests: Sequence[Request], count: int, nextn: int, vocabulary: int
 ) -> np.ndarray | None:
-    """Grammar masks along the drafts that a step verifies, int32; None without a grammar."""
+    """Grammar masks along the first `nextn` drafts, int32; None without a grammar."""
     if all(r.grammar is None for r in requests):
         return None
     drafts = np.full((count, nextn), vocabulary, np.int32)
     constraints: list[Constraint | None] = [None] * count
     for i, (row, request) in enumerate(zip(rows, requests, strict=True)):
         if row.read_slot and request.drafts:
-            drafts[i] = request.drafts
+            drafts[i] = request.drafts[:nextn]
         if row.last_chunk and not request.status.finished:
             constraints[i] = request.grammar
     return batch_masks(constraints, drafts, vocabulary)

@@ -25,7 +25,7 @@ class PlanRow:
     """
 
     request_id: int
-    q: int  # query rows
+    q: int  # query rows; at most, where the device splits the step's drafts
     k: int  # key length, these rows included; host's upper bound
     tokens: tuple[int, ...]  # ids the host knows, from row 0 on: () if remapped; a fresh decode
     # row gives the last token and the drafts it knows, and placeholders fill the other draft rows
@@ -62,6 +62,7 @@ class StepPlan:
     number: int  # counts the engine's steps from 0
     is_prompt: bool
     rows: tuple[PlanRow, ...]
+    drafts: int | None = None  # verified in all, split by the device; None: q - 1 of each row
     finished: tuple[int, ...] = ()  # requests whose storage `release` of this plan gives back
     preempted: tuple[int, ...] = ()  # requests that lost their storage when this was planned
     news: tuple[RequestOutput, ...] = ()  # of them, those that ended (`stop_preempted`)
@@ -69,6 +70,8 @@ class StepPlan:
     @property
     def total_q(self) -> int:
         """Query rows of the step, always the host's decision."""
+        if self.drafts is not None:
+            return len(self.rows) + self.drafts
         return sum(row.q for row in self.rows)
 
     @cached_property
@@ -84,7 +87,7 @@ class RowOutcome:
     tokens: tuple[int, ...] = ()  # accepted drafts, then the sampled token
     drafts: tuple[int, ...] = ()  # new proposals
     confidences: tuple[float, ...] = ()  # one per proposal; () without a confidence head
-    q: int = 0  # query rows, where the device split them by confidence; 0: those of the plan
+    q: int = 0  # query rows as the device split them; 0: those of the plan
     details: Any = None  # passed through: log-probabilities and the like
 
     @property

@@ -39,6 +39,7 @@ class Scheduler:
         cost: StepCost | None = None,
         source: PrefixSource | None = None,
         lookback: int = 0,
+        lengths: decode.Lengths | None = None,
     ) -> None:
         """An idle engine.
 
@@ -47,16 +48,22 @@ class Scheduler:
           cost: step times, for a `step_quota`.
           source: a cache of prefixes.
           lookback: ids before a row that the model's n-grams reach back to.
+          lengths: how many drafts a step verifies, for verification "confidence".
 
         Raises:
-          ValueError: a `step_quota` without `cost`.
+          ValueError: a `step_quota` without `cost`, or `lengths` missing or not used.
         """
+        require(
+            (lengths is not None) == (config.verification == "confidence"),
+            f"verification is {config.verification!r}; give lengths with 'confidence' only, see "
+            "`draft_lengths.Chooser`",
+        )
         require(
             cost is not None or not config.step_quota,
             f"step_quota is {config.step_quota} femtoseconds; give the step times it is measured in",
         )
         self.config, self.vocab_size = config, vocab_size
-        self.cost, self.lookback = cost, lookback
+        self.cost, self.lookback, self.lengths = cost, lookback, lengths
         self.roster = Roster(config, source)
         self.decode_step = 0  # decode steps since the last prompt step
         self._number = 0
@@ -185,15 +192,13 @@ class Scheduler:
         """Rows of a prompt step, possibly none."""
         return prompt_rows(self.roster, self.cost, self.lookback)
 
-    def decode_rows(self) -> tuple[list[PlanRow], list[Request]]:
-        """Rows of a decode step, possibly none, and who was preempted for it."""
-        return decode.decode_rows(self.roster, self.lookback)
+    def next_decode(self) -> decode.DecodeStep:
+        """A decode step, possibly without rows."""
+        return decode.next_step(self.roster, self.lookback, self.lengths)
 
-    def seal(
-        self, is_prompt: bool, rows: list[PlanRow], preempted: list[Request] | None = None
-    ) -> StepPlan:
-        """The plan of these rows, with the chapter's checks (listing 11.2) and I7."""
-        gone = preempted or []
+    def seal(self, is_prompt: bool, step: decode.DecodeStep) -> StepPlan:
+        """The plan of this step, with the chapter's checks (listing 11.2) and I7."""
+        rows, gone = step.rows, step.preempted
         assert self._planned is None, "the last plan was not launched"
         assert self._unreleased is None, "the last plan was not released"
         assert not any(p.is_prompt for p in self.roster.flying), "a prompt step is in flight"
@@ -204,6 +209,7 @@ class Scheduler:
             number=self._number,
             is_prompt=is_prompt,
             rows=tuple(rows),
+            drafts=step.drafts,
             finished=self.roster.collect(),
             preempted=tuple(r.request_id for r in gone),
             news=tuple(
@@ -236,5 +242,6 @@ def plan_group(ranks: tuple[Scheduler, ...]) -> list[StepPlan]:
     if prompt:
         rows = [rank.prompt_rows() for rank in ranks]
         if config.role == Role.PROMPT or prefill_confirmed([len(r) for r in rows]):
-            return [rank.seal(True, r) for rank, r in zip(ranks, rows, strict=True)]
-    return [rank.seal(False, *rank.decode_rows()) for rank in ranks]
+            steps = [decode.DecodeStep(r, []) for r in rows]
+            return [rank.seal(True, step) for rank, step in zip(ranks, steps, strict=True)]
+    return [rank.seal(False, rank.next_decode()) for rank in ranks]

@@ -18,6 +18,7 @@ from deepinfer_jax.config import EngineConfig, ModelConfig, Role
 from deepinfer_jax.engine import logprobs, penalties
 from deepinfer_jax.engine.correction import device_k
 from deepinfer_jax.engine.device_state import DeviceState, Flight, Proposed, write_rows
+from deepinfer_jax.engine.draft_lengths import cumulative, split
 from deepinfer_jax.engine.pack import DecodeBatch, DraftBatch, PromptBatch, SampleBatch
 from deepinfer_jax.engine.sampling import RowContext, process
 from deepinfer_jax.engine.sampling_drafts import DraftSampler
@@ -36,6 +37,7 @@ class StepOutput:
 
     tokens: jax.Array  # int32 [S, N + 1] emitted, V behind them
     count: jax.Array  # int32 [S] emitted; 0: idle
+    rows: jax.Array  # int32 [S] query rows
     drafts: jax.Array  # int32 [S, N] new proposals
     confidence: jax.Array  # float32 [S, N] of the new proposals
     confidence_error: jax.Array  # float32 [S] sum |chance of acceptance - confidence|, verified
@@ -93,14 +95,15 @@ class Step:
         """One verify step: the newest token of each sequence and its drafts."""
         given = batch.rows
         start, first, tail = self._corrected(state.flight, batch)
-        drafts = state.proposed.tokens[batch.read_slots]
+        count = self._split(state.proposed, batch)
+        drafts = state.proposed.tokens[batch.read_slots, : batch.width - 1]
         drafts = jnp.where(batch.read_slots[:, None] > 0, drafts, self.model.vocab_size)
         tokens = jnp.concatenate([first[:, None], drafts], axis=1)
         rows = text_rows(
             self.model,
             tokens,
             start,
-            given.count,
+            count,
             lookback=tail if self.model.engram else None,
             token_map=self.token_map,
         )
@@ -110,10 +113,10 @@ class Step:
             state.flight,
             0,
             start=start,
-            count=given.count,
-            tokens=tokens,
+            count=count,
+            tokens=self._padded(tokens),
             tail=tail,
-            hidden=made.hidden,
+            hidden=_padded_rows(made.hidden, self.config.step_rows - batch.width),
         )
         return _rested(state, memory, flight)
 
@@ -121,18 +124,21 @@ class Step:
         self, params: Params, state: DeviceState, batch: SampleBatch
     ) -> tuple[DeviceState, StepOutput]:
         """Verify the drafts of the newest step, draw one token more, and propose new drafts."""
-        rows = batch.live.shape[0]
-        flight = jax.tree.map(lambda x: x[:rows], state.flight)
+        rows, width = batch.forced.shape
+        flight: Flight = jax.tree.map(lambda x: x[:rows], state.flight)
+        flight = dataclasses.replace(
+            flight, tokens=flight.tokens[:, :width], hidden=flight.hidden[:, :width]
+        )
         count = jnp.where(batch.live, flight.count, 0)
         logits = backbone.logits(params, self.model, flight.hidden)
         drafts = flight.tokens[:, 1:]
         positions = flight.start[:, None] + 1 + jnp.arange(flight.tokens.shape[1])
         context = RowContext(positions, drafts, batch.slots, state.history, batch.mask)
         log_q = process(logits, batch.packed, context)
-        old = Proposals(drafts, state.proposed.log_probs[batch.read_slots], batch.read_slots == 0)
+        known = state.proposed.log_probs[batch.read_slots, : width - 1]
+        old = Proposals(drafts, known, batch.read_slots == 0)
         chance = noise(batch.packed.seed, positions)
         verdict = verify(old, log_q, count, chance, batch.forced)
-        known = state.proposed.confidence[batch.read_slots]
         proposed, drafted = state.proposed, _no_drafts(verdict.tokens)
         if self.config.cache.nextn and self.config.role != Role.PROMPT:
             position = flight.start + verdict.accepted + 1
@@ -147,9 +153,10 @@ class Step:
             history=penalties.see_output(state.history, batch.slots, verdict.tokens),
         )
         verified = (jnp.arange(drafts.shape[1]) < count[:, None] - 1) & ~old.is_point[:, None]
-        error = jnp.where(verified, jnp.abs(verdict.accept_prob - known), 0).sum(1)
+        confidence = state.proposed.confidence[batch.read_slots, : width - 1]
+        error = jnp.where(verified, jnp.abs(verdict.accept_prob - confidence), 0).sum(1)
         report = self._report(logits, log_q, verdict.tokens, batch)
-        return new, StepOutput(verdict.tokens, verdict.count, *drafted, error, report)
+        return new, StepOutput(verdict.tokens, verdict.count, count, *drafted, error, report)
 
     def draft(self, params: Params, state: DeviceState, batch: DraftBatch) -> DeviceState:
         """Proposals of sequences whose state was handed over, as the prompt's step would make."""
@@ -167,6 +174,15 @@ class Step:
         """A slot's new tenant has penalties: (slot int32 [], its history int32 [V] so far)."""
         slot, counts = tenant
         return dataclasses.replace(state, history=state.history.at[slot].set(counts))
+
+    def _split(self, proposed: Proposed, batch: DecodeBatch) -> jax.Array:
+        """Query rows int32 [S] of each sequence."""
+        count = batch.rows.count
+        if batch.drafts is None:
+            return count
+        rates = cumulative(proposed.confidence[batch.read_slots, : batch.width - 1])
+        rates = jnp.where(batch.read_slots[:, None] > 0, rates, 0.0)
+        return split(rates, batch.drafts, count > 0)
 
     def _corrected(
         self, flight: Flight, batch: DecodeBatch
@@ -227,8 +243,8 @@ class Step:
         )
 
     def _padded(self, tokens: jax.Array) -> jax.Array:
-        """[S, 1] to [S, N + 1] without drafts."""
-        width = ((0, 0), (0, self.config.cache.nextn))
+        """[S, rows] to [S, N + 1], no ids behind them."""
+        width = ((0, 0), (0, self.config.step_rows - tokens.shape[1]))
         return jnp.pad(tokens, width, constant_values=self.model.vocab_size)
 
 

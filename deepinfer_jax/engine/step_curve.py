@@ -24,7 +24,6 @@ from typing import Any
 from deepinfer_jax.rules import require
 
 WINDOW, LEAST_RESIDUALS = 5000, 10
-SAMPLES, LEAST_SAMPLES = 9, 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +54,9 @@ class StepCurve:
         """Measured time of a step of `rows`."""
         return self.milliseconds[self.sizes.index(self.size(rows))]
 
-    def times(self, low: int, high: int, slope: float = 0.0, sampler: float = 0.0) -> list[float]:
-        """Time of low, ..., high rows: measured + max(0, slope) * size + sampler."""
-        return [
-            self.base(r) + max(0.0, slope) * self.size(r) + sampler for r in range(low, high + 1)
-        ]
+    def times(self, low: int, high: int, slope: float = 0.0) -> list[float]:
+        """Time of low, ..., high rows: measured + max(0, slope) * size."""
+        return [self.base(r) + max(0.0, slope) * self.size(r) for r in range(low, high + 1)]
 
 
 def middle_mean(samples: Sequence[float]) -> float:
@@ -69,19 +66,15 @@ def middle_mean(samples: Sequence[float]) -> float:
 
 
 class Drift:
-    """What running steps say beyond the curve: a slope per row, and the sampler's time."""
+    """What running steps say beyond the curve: a slope per row."""
 
     def __init__(self) -> None:
         self._residuals: collections.deque[tuple[int, float]] = collections.deque(maxlen=WINDOW)
-        self._samplers: dict[int, collections.deque[float]] = {}
-        self._any: collections.deque[float] = collections.deque(maxlen=SAMPLES)
 
-    def record(self, curve: StepCurve, rows: int, forward: float, sampler: float, s: int) -> None:
-        """A decode step of `s` requests: milliseconds of its forward pass and of its sampler."""
+    def record(self, curve: StepCurve, rows: int, milliseconds: float) -> None:
+        """What a decode step took."""
         size = curve.size(rows)
-        self._residuals.append((size, (forward - curve.base(rows)) / size))
-        self._samplers.setdefault(s, collections.deque(maxlen=SAMPLES)).append(sampler)
-        self._any.append(sampler)
+        self._residuals.append((size, (milliseconds - curve.base(rows)) / size))
 
     @property
     def slope(self) -> float:
@@ -91,13 +84,6 @@ class Drift:
             by_size.setdefault(size, []).append(residual)
         medians = [statistics.median(v) for v in by_size.values() if len(v) >= LEAST_RESIDUALS]
         return statistics.median(medians) if medians else 0.0
-
-    def sampler(self, s: int) -> float:
-        """Median of the last 9 for `s` requests if 5 are there, else for any number, else 0."""
-        for known in (self._samplers.get(s, ()), self._any):
-            if len(known) >= LEAST_SAMPLES:
-                return statistics.median(known)
-        return 0.0
 
 
 def digest(determines: Mapping[str, Any]) -> str:
