@@ -14,7 +14,7 @@ from jax import lax
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.containers import add, get, put
 from deepinfer_jax.simulator.inplace import when, while_loop
-from deepinfer_jax.simulator.scenario import Scenario, Shape
+from deepinfer_jax.simulator.scenario import Dynamics, Scenario, Shape
 from deepinfer_jax.simulator.state import State
 from deepinfer_jax.simulator.workload import Workload
 
@@ -32,6 +32,12 @@ class Cluster(NamedTuple):
     def zero(self) -> Array:
         """0, but not to the compiler (see `containers.while_loop`)."""
         return jnp.minimum(self.scenario.block_tokens, 0)
+
+    @property
+    def dynamics(self) -> Dynamics:
+        """The numbers of section 11, of a cluster that has them."""
+        assert self.scenario.dynamics is not None
+        return self.scenario.dynamics
 
 
 def cache_of(shape: Shape, engine: Array) -> Array:

@@ -7,7 +7,17 @@ import difflib
 from collections.abc import Iterator
 
 from deepinfer_jax.policy.view import PolicyParameters
-from deepinfer_jax.simulator.cluster import ANCHORS, CACHE_SCOPES, LINKS, ClusterConfig, Mode
+from deepinfer_jax.simulator.cluster import (
+    ANCHORS,
+    CACHE_SCOPES,
+    FOREVER,
+    FRAGMENTS,
+    LINKS,
+    ClusterConfig,
+    Incident,
+    Mode,
+    Pool,
+)
 
 LONGEST_STEP_SECONDS = 8
 """A decode step's subs must leave room to add a run of them in int64."""
@@ -22,6 +32,9 @@ def check_cluster(cluster: ClusterConfig) -> None:
         *_caches(cluster),
         *_tiers(cluster),
         *_steps(cluster),
+        *_incidents(cluster),
+        *_scaling(cluster),
+        *_ignored(cluster),
     ):
         raise ValueError(problem)
 
@@ -29,11 +42,12 @@ def check_cluster(cluster: ClusterConfig) -> None:
 NOT_NEGATIVE = (
     "match_ticks write_back_ticks swa_ttl_ticks cache_blocks max_input_tokens fetch_ticks "
     "fetch_femtoseconds_per_byte swa_femtoseconds_per_byte block_bytes swa_bytes step_quota "
-    "handoff_ticks handoff_femtoseconds_per_byte live_bytes nextn"
+    "handoff_ticks handoff_femtoseconds_per_byte live_bytes nextn restart_ticks repair_ticks "
+    "retry_limit storage_nodes storage_repair_ticks start_ticks grace_ticks"
 )
 AT_LEAST_ONE = (
     "ranks slots block_tokens batch_tokens batch_requests chunk_multiple prompt_interval "
-    "prompt_any_interval tier_round_ticks"
+    "prompt_any_interval tier_round_ticks scale_round_ticks"
 )
 
 
@@ -111,7 +125,8 @@ def _caches(c: ClusterConfig) -> Iterator[str]:
 
 
 def _tiers(c: ClusterConfig) -> Iterator[str]:
-    takers = sum(m != Mode.COMPLETION for m in c.modes)
+    serving = zip(c.modes, c.serving_at_first, strict=True)
+    takers = sum(serves and m != Mode.COMPLETION for m, serves in serving)
     if c.prefill_policy != "pull" and c.tier_edges:
         yield f"tier_edges is set but prefill_policy={c.prefill_policy!r} has no tiers; use 'pull' or unset it"
     if list(c.tier_edges) != sorted(set(c.tier_edges)):
@@ -140,3 +155,64 @@ def _steps(c: ClusterConfig) -> Iterator[str]:
     for field in dataclasses.fields(cost):
         if field.name != "decode_forms" and float(getattr(cost, field.name)) < 0:
             yield f"{field.name}={getattr(cost, field.name)}: step costs must not be negative"
+
+
+def _incidents(c: ClusterConfig) -> Iterator[str]:
+    counts = {
+        Incident.GPU: (c.engines * c.ranks, "ranks of all engines"),
+        Incident.HOST: (c.engines, "engines"),
+        Incident.STORAGE: (c.storage_nodes, "storage nodes"),
+        Incident.DEPART: (c.engines, "engines"),
+    }
+    ticks = [tick for tick, _, _ in c.incidents]
+    if ticks != sorted(ticks) or (ticks and ticks[0] < 0):
+        yield f"incidents at ticks {ticks}: must ascend from 0 on"
+    for entry in c.incidents:
+        if entry[1] not in counts:
+            yield f"incidents holds {entry}: use {', '.join(kind.name for kind in Incident)}"
+            continue
+        count, name = counts[Incident(entry[1])]
+        if not 0 <= entry[2] < count:
+            yield f"incidents holds {entry}: there are {count} {name}, counted from 0"
+    if c.storage_nodes and c.cache_scope != "shared":
+        yield f"storage_nodes={c.storage_nodes} but cache_scope={c.cache_scope!r} has no store; choose 'shared'"
+    if 0 < c.storage_nodes < FRAGMENTS:
+        yield f"storage_nodes={c.storage_nodes}: a block has fragments on {FRAGMENTS} nodes; use as many or more"
+
+
+def _scaling(c: ClusterConfig) -> Iterator[str]:
+    for name, mode in (("scale_prompt", Mode.PROMPT), ("scale_decode", Mode.COMPLETION)):
+        pool: Pool | None = getattr(c, name)
+        if pool is None:
+            continue
+        engines = sum(m == mode for m in c.modes)
+        if not 0 <= pool.minimum <= pool.initial <= pool.maximum <= engines:
+            yield (
+                f"{name}={pool}: must hold 0 <= minimum <= initial <= maximum <= {engines}, the "
+                f"{mode.name} engines there are"
+            )
+        if pool.capacity < 1 or min(pool.spare, pool.step_up, pool.step_down) < 0:
+            yield f"{name}={pool}: capacity must be at least 1, spare and steps at least 0"
+    if c.scaling and c.scale_round_ticks == FOREVER:
+        yield "scale_prompt or scale_decode is set, but no round ever comes; set scale_round_ticks"
+    if not c.hold_above >= 0:
+        yield f"hold_above={c.hold_above}: must be at least 0; inf never holds"
+    if not c.serving_at_first[c.warm_engine]:
+        yield f"warm_engine={c.warm_engine} is off at time zero; choose one that serves"
+
+
+def _ignored(c: ClusterConfig) -> Iterator[str]:
+    """Numbers of section 11 that differ from their defaults although nothing reads them."""
+    stored = any(kind == Incident.STORAGE for _, kind, _ in c.incidents)
+    graced = c.departures and Mode.COMPLETION in c.modes
+    rules = (
+        ("restart_ticks repair_ticks retry_limit", c.crashes, "no incident crashes an engine"),
+        ("storage_nodes storage_repair_ticks", stored, "no incident takes a storage node down"),
+        ("scale_round_ticks start_ticks hold_above", c.scaling, "no pool is scaled"),
+        ("grace_ticks", graced, "no COMPLETION engine leaves as planned"),
+    )
+    defaults = {field.name: field.default for field in dataclasses.fields(c)}
+    for names, read, reason in rules:
+        for name in names.split():
+            if not read and getattr(c, name) != defaults[name]:
+                yield f"{name}={getattr(c, name)} is set, but {reason}; unset it"

@@ -44,6 +44,9 @@ class Incident(enum.IntEnum):
     DEPART = 3  # engines: a planned departure
 
 
+FRAGMENTS, NEEDED = 12, 10
+"""Fragments of a stored block, and how many of them a read needs."""
+
 CACHE_SCOPES = ("none", "shared", "local")
 LINKS = ("unlimited", "fifo")
 ANCHORS = ("prompt_end", "every_chunk", "output_end")

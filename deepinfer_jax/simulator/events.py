@@ -53,7 +53,7 @@ def call_off(c: Cluster, state: State, requests: Array) -> State:
         gone = get(requests, request) & ((kind == FETCH) | (kind == HANDOFF))
 
         def push(heap: tuple[Array, ...]) -> tuple[Array, ...]:
-            return heap_push(*heap, time, code, c.zero)
+            return heap_push(heap[0], heap[1], heap[2], time, code, c.zero)
 
         return (*when(~gone, push, (times, codes, size), c.zero), count)
 

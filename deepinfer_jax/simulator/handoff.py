@@ -12,7 +12,7 @@ from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
 from deepinfer_jax.simulator.events import HANDOFF, schedule
-from deepinfer_jax.simulator.inplace import either, while_loop
+from deepinfer_jax.simulator.inplace import either, when, while_loop
 from deepinfer_jax.simulator.state import LANDED, MOVING, ORPHAN, WAITING, State, move
 from deepinfer_jax.simulator.steps import interrupt
 
@@ -40,51 +40,35 @@ def choose_rank(c: Cluster, state: State, request: Array) -> State:
     state = state.replace(
         source=put(state.source, source, request), held=add(state.held, 1, source)
     )
-    return choose_and_send(c, state, request)
+    return choose(c, state, request, reserve_and_send)
 
 
-def choose_and_send(c: Cluster, state: State, request: Array) -> State:
-    """A held request chooses a rank and moves there alone."""
-    return choose_again(c, state, request, lambda s, rank: reserve_and_send(c, s, rank, request))
-
-
-def choose_again(c: Cluster, state: State, request: Array, send: Any) -> State:
-    """A held request chooses a rank: `send(state, rank)` if it fits, else it waits; or an orphan."""
+def choose(c: Cluster, state: State, request: Array, send: Any) -> State:
+    """A held request chooses a rank: `send(c, state, rank, request)` if it fits, else it waits there;
+    an orphan without any rank."""
     rank, fits = chosen(c, state, request)
-
-    def take(state: State) -> State:
-        state = assign(c, state, rank, request)
-        return either(
-            get(fits, rank),
-            lambda s: send(s, rank),
-            lambda s: _wait(s, rank, request),
-            state,
-            c.zero,
-        )
-
     found = rank < c.shape.all_ranks
     rank = jnp.minimum(rank, c.shape.all_ranks - 1)
-    return either(found, take, lambda s: _orphan(s, request), state, c.zero)
+    fits = get(fits, rank)
+    state = when(found, lambda s: assign(c, s, rank, request), state, c.zero)
+    state = when(found & fits, lambda s: send(c, s, rank, request), state, c.zero)
+    if c.shape.kv_limited:
+        state = when(found & ~fits, lambda s: _wait(s, rank, request), state, c.zero)
+
+    def orphan(state: State) -> State:
+        return move(push_orphan(state, request), request, ORPHAN)
+
+    return when(~found, orphan, state, c.zero)
 
 
-def _orphan(state: State, request: Array) -> State:
+def push_orphan(state: State, request: Array) -> State:
+    """The request joins the lane of those who choose again."""
     following, head, tail = push_back(
         state.following, state.orphan_head, state.orphan_tail, jnp.int32(0), request
     )
-    state = state.replace(following=following, orphan_head=head, orphan_tail=tail)
-    return move(state, request, ORPHAN)
-
-
-def adopt_orphans(c: Cluster, state: State) -> State:
-    """Orphans choose again in their order; some rank must be eligible."""
-
-    def adopt(state: State) -> State:
-        request = get(state.orphan_head, 0)
-        head = pop_front(state.following, state.orphan_head, jnp.int32(0))
-        return choose_and_send(c, state.replace(orphan_head=head), request)
-
-    nobody = c.shape.requests
-    return while_loop(lambda s: s.orphan_head[0] != nobody, adopt, state, c.zero)
+    return state.replace(
+        following=following, orphan_head=head, orphan_tail=tail, orphans=state.orphans + 1
+    )
 
 
 def chosen(c: Cluster, state: State, request: Array) -> tuple[Array, Array]:

@@ -36,36 +36,34 @@ Array = Any
 
 def incident(c: Cluster, state: State) -> State:
     """The next incident of the list happens."""
-    numbers, at = c.scenario.dynamics, state.next_incident
+    numbers, at = c.dynamics, state.next_incident
     kind, index = get(numbers.incident_kind, at), get(numbers.incident_index, at).astype(jnp.int32)
     state = state.replace(next_incident=at + 1)
+    gpu = kind == Incident.GPU
+    engine = jnp.where(gpu, index // c.shape.ranks, jnp.minimum(index, c.shape.engines - 1))
+    engine = jnp.minimum(engine, c.shape.engines - 1)
+    was = get(state.life, engine)
     if c.shape.crashes:
-        state = when(kind == Incident.GPU, lambda s: _lose_gpu(c, s, index), state, c.zero)
         host = kind == Incident.HOST
-        bounded = jnp.minimum(index, c.shape.engines - 1)
-        state = when(host, lambda s: life.lose_anchors(c, s, bounded), state, c.zero)
-        engine = jnp.where(host, bounded, jnp.minimum(index // c.shape.ranks, c.shape.engines - 1))
-        hits = (host | (kind == Incident.GPU)) & (get(state.life, engine) != OFF)
+        rank = jnp.where(gpu, index, 0)
+        never = numbers.repair_ticks >= NEVER
+        healthy_at = jnp.where(never, NEVER, state.now + numbers.repair_ticks)
+        healthy_at = jnp.where(gpu, healthy_at, get(state.healthy_at, rank))
+        state = state.replace(healthy_at=put(state.healthy_at, healthy_at, rank))
+        if c.shape.swa:
+            state = when(host, lambda s: life.lose_anchors(s, engine), state, c.zero)
+        hits = (host | gpu) & (was != OFF)
         state = when(hits, lambda s: crash(c, s, engine), state, c.zero)
     if c.shape.storage_nodes:
-        down = state.now + numbers.storage_repair_ticks
         node = jnp.minimum(index, c.shape.storage_nodes - 1)
+        down = state.now + numbers.storage_repair_ticks
         up_at = jnp.where(kind == Incident.STORAGE, down, get(state.node_up_at, node))
         state = state.replace(node_up_at=put(state.node_up_at, up_at, node))
     if c.shape.departures:
-        leaves = kind == Incident.DEPART
-        engine = jnp.minimum(index, c.shape.engines - 1)
-        was = get(state.life, engine)
-        begins, ends = leaves & (was == SERVING), leaves & (was == STARTING)
-        state = when(begins, lambda s: life.begin_departure(c, s, engine), state, c.zero)
-        state = when(ends, lambda s: life.go_off(c, s, engine), state, c.zero)
+        leaves = (kind == Incident.DEPART) & ((was == SERVING) | (was == STARTING))
+        after = jnp.where(was == SERVING, LEAVING, OFF)
+        state = when(leaves, lambda s: life.change(s, engine, after), state, c.zero)
     return state
-
-
-def _lose_gpu(c: Cluster, state: State, rank: Array) -> State:
-    repair = c.scenario.dynamics.repair_ticks
-    at = jnp.where(repair >= NEVER, NEVER, state.now + repair)
-    return state.replace(healthy_at=put(state.healthy_at, at, rank))
 
 
 def crash(c: Cluster, state: State, engine: Array) -> State:
@@ -79,23 +77,19 @@ def crash(c: Cluster, state: State, engine: Array) -> State:
     ]
     state = empty_engine(c, state, engine)
     state = state.replace(
-        held=put(state.held, 0, engine), fetch_free=put(state.fetch_free, 0, engine)
+        held=put(state.held, 0, engine),
+        fetch_free=put(state.fetch_free, 0, engine),
+        handoff_free=put(state.handoff_free, 0, engine),
     )
-    state = state.replace(handoff_free=put(state.handoff_free, 0, engine))
-    state = life.lose_blocks(c, state, engine)
-    state = either(
-        get(state.life, engine) == LEAVING,
-        lambda s: life.go_off(c, s, engine),
-        lambda s: life.begin_start(c, s, engine, c.scenario.dynamics.restart_ticks),
-        state,
-        c.zero,
-    )
+    life_then = jnp.where(get(state.life, engine) == LEAVING, OFF, STARTING)
+    state = life.change(state, engine, life_then)
     if not c.shape.completion:
         return state
     state = admit_everywhere(c, state)
-    return while_loop(
-        lambda x: jnp.any(x[1]), lambda x: _redirect_first(c, x), (state, redirected), c.zero
+    state = while_loop(
+        lambda x: jnp.any(x[1]), lambda x: _redirect_first(x), (state, redirected), c.zero
     )[0]
+    return state.replace(adopt_left=jnp.where(jnp.any(redirected), state.orphans, 0))
 
 
 def _stop(c: Cluster, state: State, engine: Array) -> State:
@@ -157,7 +151,13 @@ def leave_lanes(c: Cluster, state: State, gone: Array) -> State:
 
     lanes = (state.following, state.orphan_head, state.orphan_tail)
     following, head, tail = keep(lanes, jnp.int32(0))
-    state = state.replace(following=following, orphan_head=head, orphan_tail=tail)
+    left = state.orphans - jnp.sum(gone & (state.stage == ORPHAN))
+    state = state.replace(
+        following=following,
+        orphan_head=head,
+        orphan_tail=tail,
+        orphans=left.astype(jnp.int32),
+    )
     if not c.shape.kv_limited:
         return state
     lanes = (state.following, state.wait_head, state.wait_tail)
@@ -185,7 +185,7 @@ def _lose_first(c: Cluster, carry: tuple[State, Array]) -> tuple[State, Array]:
     )
     state = move(state, request, AWAY)
     state = either(
-        crashes > c.scenario.dynamics.retry_limit,
+        crashes > c.dynamics.retry_limit,
         lambda s: s.replace(status=put(s.status, int(Status.CRASHED), request), ended=s.ended + 1),
         lambda s: schedule(c, s, s.now + c.scenario.match_ticks, request, REMATCH),
         state,
@@ -258,7 +258,8 @@ def admit_everywhere(c: Cluster, state: State) -> State:
     )
 
 
-def _redirect_first(c: Cluster, carry: tuple[State, Array]) -> tuple[State, Array]:
+def _redirect_first(carry: tuple[State, Array]) -> tuple[State, Array]:
     state, redirected = carry
     request = jnp.argmax(redirected).astype(jnp.int32)
-    return handoff.choose_and_send(c, state, request), put(redirected, False, request)
+    state = move(handoff.push_orphan(state, request), request, ORPHAN)
+    return state, put(redirected, False, request)

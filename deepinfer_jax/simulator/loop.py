@@ -15,6 +15,7 @@ from deepinfer_jax.simulator import (
     handoff,
     incidents,
     life,
+    orphans,
     placement,
     prompts,
     tiers,
@@ -31,7 +32,7 @@ from deepinfer_jax.simulator.workload import Workload
 Array = Any
 
 STEP_END, TRANSFER, ROUND, MATCH, PLACE, FORM, NOTHING = range(7)
-START, GRACE, INCIDENT, LEAVE, SCALE = range(7, 12)
+START, GRACE, INCIDENT, LEAVE, SCALE, TURN, ADOPT = range(7, 14)
 
 
 def run(shape: Shape, scenario: Scenario, workload: Workload) -> State:
@@ -75,21 +76,21 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
     _, heap_request = kind_and_request(code)
 
     time = jnp.minimum(jnp.minimum(step_end, heap_time), match_time)
-    round_time = jnp.asarray(NEVER, time.dtype)
-    if c.shape.dynamics:
-        time, others = _dynamic_times(c, state, time)
-        round_time = others[ROUND]
-    elif c.shape.tiers > 1:
-        unended = state.ended < c.shape.requests
-        alive = (time < NEVER) | (state.idle_rounds < 2)
-        round_time = jnp.where(alive & unended, state.next_round, NEVER)
-        time = jnp.minimum(time, round_time)
     to_form = state.dirty & (state.step_kind == IDLE)
     forming = jnp.any(to_form)
     now_busy = state.place_pending | forming
     if c.shape.departures:
         leaving = departure.ready(c, state) & (state.ended < c.shape.requests)
         now_busy = now_busy | jnp.any(leaving)
+    round_time = jnp.asarray(NEVER, time.dtype)
+    if c.shape.dynamics:
+        time, others = _dynamic_times(c, state, time, now_busy)
+        round_time = others[ROUND]
+    elif c.shape.tiers > 1:
+        unended = state.ended < c.shape.requests
+        alive = (time < NEVER) | (state.idle_rounds < 2)
+        round_time = jnp.where(alive & unended, state.next_round, NEVER)
+        time = jnp.minimum(time, round_time)
 
     late = now_busy & (time > state.now)
     heap_first = (heap_time == time) & ~rematch
@@ -114,6 +115,11 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
             first = late | early & (kind != START) & (kind != GRACE) & (kind != INCIDENT)
             kind = jnp.where(jnp.any(leaving) & first, LEAVE, kind)
     kind = jnp.where(~now_busy & (time >= NEVER), NOTHING, kind)
+    if c.shape.dynamics:
+        # What an event began is finished before anything else.
+        adopting, turning = state.adopt_left > 0, jnp.any(state.turn > 0)
+        kind = jnp.where(turning, TURN, jnp.where(adopting, ADOPT, kind))
+        late = late | turning | adopting
     index = jnp.where(
         kind == STEP_END,
         jnp.argmin(state.step_end),
@@ -126,12 +132,15 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
     if c.shape.dynamics:
         index = jnp.where(kind == START, jnp.argmin(state.start_at), index)
         index = jnp.where(kind == GRACE, jnp.argmin(state.grace_at), index)
+        index = jnp.where(kind == TURN, jnp.argmax(state.turn > 0), index)
     if c.shape.departures:
         index = jnp.where(kind == LEAVE, jnp.argmax(leaving), index)
     return kind, jnp.where(late, state.now, time), index.astype(jnp.int32), from_heap
 
 
-def _dynamic_times(c: Cluster, state: State, time: Array) -> tuple[Array, dict[int, Array]]:
+def _dynamic_times(
+    c: Cluster, state: State, time: Array, now_busy: Array
+) -> tuple[Array, dict[int, Array]]:
     """(time of the next event of a phase, time of the next of each kind of phases 2 and 3)."""
     unended = state.ended < c.shape.requests
     never = jnp.asarray(NEVER, time.dtype)
@@ -140,14 +149,15 @@ def _dynamic_times(c: Cluster, state: State, time: Array) -> tuple[Array, dict[i
         GRACE: jnp.where(unended, jnp.min(state.grace_at), NEVER),
     }
     time = jnp.minimum(time, jnp.minimum(others[START], others[GRACE]))
-    turning = unended & ((time < NEVER) | (state.idle_rounds < 2))
+    pending = (time < NEVER) | now_busy
+    turning = unended & (pending | (state.idle_rounds < 2))
     others[ROUND] = jnp.where(turning, state.next_round, NEVER) if c.shape.tiers > 1 else never
     others[SCALE] = jnp.where(turning, state.next_scale, NEVER) if c.shape.scaling else never
     time = jnp.minimum(time, jnp.minimum(others[ROUND], others[SCALE]))
     others[INCIDENT] = never
     if c.shape.incidents:
-        following = get(c.scenario.dynamics.incident_time, state.next_incident)
-        others[INCIDENT] = jnp.where(unended & (time < NEVER), following, NEVER)
+        following = get(c.dynamics.incident_time, state.next_incident)
+        others[INCIDENT] = jnp.where(unended & ((time < NEVER) | now_busy), following, NEVER)
         time = jnp.minimum(time, others[INCIDENT])
     return time, others
 
@@ -156,12 +166,18 @@ def _step(c: Cluster, state: State) -> State:
     kind, time, index, from_heap = _next(c, state)
     state = state.replace(now=time)
     if c.shape.rounds:
-        resting = (kind == ROUND) & ~_underway(c, state)
         if c.shape.dynamics:
             turning = (kind == ROUND) | (kind == SCALE)
             quiet = (kind == PLACE) | (kind == FORM) | (kind == LEAVE) | (kind == INCIDENT)
-            resting = quiet | turning & ~_underway(c, state)
-        state = state.replace(idle_rounds=jnp.where(resting, state.idle_rounds, 0))
+            resting = (quiet | turning) & ~_underway(c, state)
+            # A round adds one; with something underway it shall leave 0.
+            before = jnp.where(resting, state.idle_rounds, jnp.where(turning, -1, 0))
+            inside = (kind == TURN) | (kind == ADOPT)
+            before = jnp.where(inside, state.idle_rounds, before)
+        else:
+            resting = (kind == ROUND) & ~_underway(c, state)
+            before = jnp.where(resting, state.idle_rounds, 0)
+        state = state.replace(idle_rounds=before)
     handlers = {
         STEP_END: lambda s: formation.end_step(c, s, index),
         TRANSFER: lambda s: _transfer(c, s),
@@ -174,6 +190,9 @@ def _step(c: Cluster, state: State) -> State:
         del handlers[ROUND]
     if c.shape.dynamics:
         handlers[START] = lambda s: life.start(c, s, index)
+        handlers[TURN] = lambda s: life.turn(c, s, index)
+        if c.shape.completion:
+            handlers[ADOPT] = lambda s: orphans.adopt(c, s)
     if c.shape.incidents:
         handlers[INCIDENT] = lambda s: incidents.incident(c, s)
     if c.shape.departures:

@@ -140,6 +140,7 @@ class Decode:
     """Speculation, and the votes of NORMAL engines between prompt and decode steps."""
 
     nextn: int = 0
+    record_tokens: bool = False  # when each token was sent, for ITL
     acceptance: tuple[float, ...] = ()  # of each draft position, given that those before held
     prompt_interval: int = 70
     prompt_any_interval: int = 100
@@ -161,6 +162,57 @@ class Policy:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Failures:
+    """What breaks and when, and how the service comes back; see `SEMANTICS.md` section 11.
+
+    A GPU is a rank of an engine, a host the machine of one: engine `m` has the ranks from
+    `m * ranks` on. Rates are per part; what they draw depends on the seed and the part alone.
+    """
+
+    events: tuple[
+        tuple[Any, ...], ...
+    ] = ()  # (seconds, "gpu" | "host" | "storage" | "depart", index)
+    gpu_per_hour: float = 0.0
+    host_per_hour: float = 0.0
+    storage_per_hour: float = 0.0
+    until_seconds: float = 0.0  # of the rates
+    restart_seconds: float = 0.0
+    repair_seconds: float = INF  # of a GPU; its engine takes it in at its next start
+    retry_limit: int = 3
+    storage_nodes: int = 0
+    storage_repair_seconds: float = INF
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Limits of one scaled pool, in engines.
+
+    `capacity` is what one engine carries at full use: new prompt tokens per second of a prompt
+    engine, running requests of a completion engine.
+    """
+
+    initial: int
+    maximum: int
+    capacity: float
+    minimum: int = 1
+    spare: int = 0
+    step_up: int = 1
+    step_down: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaling:
+    """The scaling loop; `engines.prompt` and `engines.completion` are the most there can be."""
+
+    prompt: Pool | None = None
+    completion: Pool | None = None
+    round_seconds: float = INF
+    start_seconds: float = 0.0
+    grace_seconds: float = 60.0  # of a completion engine that leaves, planned by hand too
+    hold_above: float = 0.8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ServiceConfig:
     """A service, its requests apart. `service` builds one from plain values."""
 
@@ -175,6 +227,8 @@ class ServiceConfig:
     tiers: Tiers = Tiers()
     decode: Decode = Decode()
     policy: Policy = Policy()
+    failures: Failures = Failures()
+    scaling: Scaling = Scaling()
 
 
 def service(values: Mapping[str, Any]) -> ServiceConfig:

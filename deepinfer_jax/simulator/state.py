@@ -24,9 +24,10 @@ IDLE, PREFILL, DECODE, MIXED_STEP = 0, 1, 2, 3
 OFF, STARTING, SERVING, LEAVING = 0, 1, 2, 3
 """The life of an engine (`SEMANTICS.md` 11)."""
 
-AWAY, FETCHING, PLACED, WAITING, MOVING, LANDED, ORPHAN, GROUPED = range(8)
+AWAY, FETCHING, PLACED, WAITING, MOVING, LANDED, ORPHAN, GOING, GROUPED = range(9)
 """Where a request is: at no engine, its prefix on the way, its prompt placed, waiting for blocks of its
-target, in transfer there, landed or running there, without a target, about to move with others."""
+target, in transfer there, landed or running there, without a target,
+without one while its engine departs, about to move with others."""
 
 SCALE_ROUNDS = 4096
 """Scaling rounds that are recorded; further ones happen without a record."""
@@ -160,6 +161,7 @@ class State:
     source: Any = None  # [Q + 1] engine that holds the KV between prefill and landing
     crashes: Any = None  # [Q + 1]
     life: Any = None  # [M]
+    turn: Any = None  # [M] 1 + the life that begins before anything else happens, or 0
     life_since: Any = None  # [M]
     life_ticks: Any = None  # [M, 4]
     served: Any = None  # [SERIES_BINS, M] ticks SERVING or LEAVING
@@ -171,6 +173,8 @@ class State:
     alive: Any = None  # [R] bool
     orphan_head: Any = None  # [1]
     orphan_tail: Any = None
+    orphans: Any = None  # in that lane
+    adopt_left: Any = None  # of them, how many choose before anything else happens
     next_incident: Any = None
     blocks_lost: Any = None
     forwards: Any = None  # requests that a departing engine forwarded
@@ -340,6 +344,9 @@ def _dynamics(shape: Shape, scenario: Scenario) -> dict[str, Any]:
         "alive": jnp.ones(ranks, bool),
         "orphan_head": jnp.full(1, shape.requests, jnp.int32),
         "orphan_tail": jnp.full(1, shape.requests, jnp.int32),
+        "orphans": jnp.int32(0),
+        "adopt_left": jnp.int32(0),
+        "turn": jnp.zeros(engines, jnp.int32),
         "next_incident": jnp.int32(0),
         "blocks_lost": jnp.int64(0),
         "forwards": jnp.int64(0),
@@ -365,7 +372,7 @@ def append(log: Any, count: Any, *row: Any) -> tuple[Any, Any]:
     return put(log, values, at), count + 1
 
 
-def move(state: State, request: Any, stage: int) -> State:
+def move(state: State, request: Any, stage: Any) -> State:
     """Notes where a request is from now on, where engines have lives."""
     if state.stage is None:
         return state

@@ -113,8 +113,8 @@ def log_run(state: State, engine: Array, made: Array) -> State:
     duration, slope, steps); a MIXED step as one of no duration at its end."""
     mixed = get(state.step_kind, engine) != DECODE
     tick = jnp.where(mixed, get(state.step_end, engine), get(state.clock_tick, engine))
-    rest = (state.clock_remainder, state.run_first, state.run_slope)
-    rest = tuple(jnp.where(mixed, 0, get(x, engine)) for x in rest)
+    inside = (state.clock_remainder, state.run_first, state.run_slope)
+    rest = (jnp.where(mixed, 0, get(x, engine)) for x in inside)
     row = (engine, get(state.steps, engine), tick, *rest, made)
     log, count = append(state.run_log, state.runs, *row)
     return state.replace(run_log=log, runs=count)

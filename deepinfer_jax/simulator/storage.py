@@ -11,14 +11,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from deepinfer_jax.simulator.cache import Cluster
+from deepinfer_jax.simulator.cluster import FRAGMENTS, NEEDED
 from deepinfer_jax.simulator.containers import get
 from deepinfer_jax.simulator.inplace import when, while_loop
 from deepinfer_jax.simulator.queries import GOLDEN, mix
 from deepinfer_jax.simulator.state import State
 
 Array = Any
-
-FRAGMENTS, NEEDED = 12, 10
 
 
 def readable(c: Cluster, state: State, segment: Array, block: Array) -> Array:

@@ -87,8 +87,8 @@ class Lives:
 def _lives(shape: Shape, state: State) -> Lives | None:
     if not shape.dynamics:
         return None
-    for engine in range(shape.engines):
-        state = state.replace(**life.counted(state, jnp.int32(engine), state.now))
+    everyone = jnp.ones(shape.engines, bool)
+    state = state.replace(**life.counted(state, state.now, everyone))
     return Lives(
         crashes=state.crashes[:-1],
         life_ticks=state.life_ticks,

@@ -17,9 +17,11 @@ from deepinfer_jax.cost.steps import FEMTOSECONDS_PER_SECOND, TICKS_PER_SECOND, 
 from deepinfer_jax.layout import block_layout, state_layout
 from deepinfer_jax.policy import registry
 from deepinfer_jax.policy.view import PolicyParameters
+from deepinfer_jax.simulator import service as friendly
 from deepinfer_jax.simulator.checks import check_cluster
-from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Mode
+from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Incident, Mode, Pool
 from deepinfer_jax.simulator.plain_config import choose, nearest
+from deepinfer_jax.simulator.schedule import incidents
 from deepinfer_jax.simulator.service import RooflineCost, SecondsCost, ServiceConfig
 from deepinfer_jax.simulator.unused import unused
 
@@ -212,9 +214,49 @@ def _cluster(
         prompt_interval=service.decode.prompt_interval,
         prompt_any_interval=service.decode.prompt_any_interval,
         prompt_usage_limit=service.decode.prompt_usage_limit,  # type: ignore[arg-type]
+        token_times=service.decode.record_tokens,
         seed=seed,
         **sizes,
+        **_failures(service, seed),
+        **_scaling(service),
     )
+
+
+def _failures(service: ServiceConfig, seed: int) -> dict[str, Any]:
+    f, e = service.failures, service.engines
+    counts = {
+        Incident.GPU: e.total * e.ranks,
+        Incident.HOST: e.total,
+        Incident.STORAGE: f.storage_nodes,
+    }
+    return {
+        "incidents": incidents(f, counts, seed),
+        "restart_ticks": _ticks("failures.restart_seconds", f.restart_seconds),
+        "repair_ticks": _ticks("failures.repair_seconds", f.repair_seconds),
+        "retry_limit": f.retry_limit,
+        "storage_nodes": f.storage_nodes,
+        "storage_repair_ticks": _ticks("failures.storage_repair_seconds", f.storage_repair_seconds),
+    }
+
+
+def _scaling(service: ServiceConfig) -> dict[str, Any]:
+    s = service.scaling
+    return {
+        "scale_prompt": _pool("scaling.prompt.capacity", s.prompt, s.round_seconds),
+        "scale_decode": _pool("scaling.completion.capacity", s.completion, 1.0),
+        "scale_round_ticks": _ticks("scaling.round_seconds", s.round_seconds),
+        "start_ticks": _ticks("scaling.start_seconds", s.start_seconds),
+        "grace_ticks": _ticks("scaling.grace_seconds", s.grace_seconds),
+        "hold_above": s.hold_above,
+    }
+
+
+def _pool(name: str, pool: friendly.Pool | None, rounds: float) -> Pool | None:
+    """The pool with its capacity per round."""
+    if pool is None:
+        return None
+    capacity = _count(name, pool.capacity * rounds)
+    return Pool(**(dataclasses.asdict(pool) | {"capacity": capacity}))
 
 
 def _cache_blocks(service: ServiceConfig, block_bytes: int) -> int:

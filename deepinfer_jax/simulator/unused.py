@@ -16,6 +16,7 @@ def unused(service: ServiceConfig) -> Iterator[str]:
     s, e, names = service, service.engines, changed
     swa = {"swa_ttl_seconds", "swa_anchors"}
     votes = {"prompt_interval", "prompt_any_interval", "prompt_usage_limit"}
+    scaled = {"round_seconds", "start_seconds", "hold_above"}
     own_policy = ":" in s.policy.prefill
     rules = (
         ("cache", set(names(s.cache)) - {"match_seconds"}, s.cache.scope != "none",
@@ -35,6 +36,10 @@ def unused(service: ServiceConfig) -> Iterator[str]:
          "decode.nextn=0 drafts nothing: set it, or leave it out"),
         ("policy", {"decode"} & set(names(s.policy)), e.completion > 0,
          "without completion engines decode placement is given: leave it out"),
+        ("failures", {"until_seconds"} & set(names(s.failures)), _rates(s),
+         "no part has a rate: set one, or leave it out"),
+        ("scaling", scaled & set(names(s.scaling)), s.scaling.prompt or s.scaling.completion,
+         "no pool is scaled: describe scaling.prompt or scaling.completion, or leave it out"),
         ("memory", {"kv_blocks"} & set(names(s.memory)), s.memory.kv == "blocks",
          f"memory.kv={s.memory.kv!r}: use 'blocks', or leave it out"),
         ("memory", {"hbm_share", "reserved_gib"} & set(names(s.memory)), s.memory.kv == "hbm",
@@ -56,6 +61,11 @@ def unused(service: ServiceConfig) -> Iterator[str]:
             "given explicitly: leave it out"
         )
     yield from _unread_parameters(s)
+
+
+def _rates(service: ServiceConfig) -> bool:
+    f = service.failures
+    return any((f.gpu_per_hour, f.host_per_hour, f.storage_per_hour))
 
 
 def _links(prefix: str) -> set[str]:

@@ -13,12 +13,46 @@ from deepinfer_jax.simulator.trajectory import Trajectory
 IDLE, PREFILL, DECODE, MIXED = range(4)
 
 
-def _share(ticks: np.ndarray, engines: int, span: int) -> float | None:
-    return float(ticks.sum() / (engines * span)) if engines and span else None
+OFF, STARTING, SERVING, LEAVING = range(4)
+
+
+def _share(ticks: np.ndarray, of: np.ndarray) -> float | None:
+    return float(ticks.sum() / of.sum()) if of.sum() else None
+
+
+def serving_ticks(run: Trajectory, cluster: ClusterConfig) -> np.ndarray:
+    """[M] ticks in which each engine served: the whole run, unless engines come and go."""
+    if run.lives is None:
+        return np.full(cluster.engines, int(run.end))
+    return np.asarray(run.lives.life_ticks)[:, SERVING:].sum(axis=1)
+
+
+def lives(run: Trajectory, cluster: ClusterConfig, gpus: int) -> dict[str, Any]:
+    """Keys of a run in which engines come and go; none otherwise.
+
+    gpu_hours_starting, _serving, _leaving; crashes: times that a crash hit a request;
+    forwarded: requests that departing engines forwarded; blocks_lost with engines' own caches;
+    unreadable_matches, unreadable_blocks: hits cut short because storage nodes were down.
+    """
+    if run.lives is None:
+        return {}
+    each = np.asarray(run.lives.life_ticks) * gpus / cluster.engines / TICKS_PER_SECOND / 3600
+    names = {"starting": STARTING, "serving": SERVING, "leaving": LEAVING}
+    hours = {f"gpu_hours_{name}": float(each[:, k].sum()) for name, k in names.items()}
+    return hours | {
+        "gpu_hours": sum(hours.values()),
+        "crashes": int(np.sum(run.lives.crashes)),
+        "forwarded": int(run.lives.forwards),
+        "blocks_lost": int(run.lives.blocks_lost),
+        "unreadable_matches": int(run.lives.unreadable_matches),
+        "unreadable_blocks": int(run.lives.unreadable_blocks),
+    }
 
 
 def usage(run: Trajectory, cluster: ClusterConfig, gpus: int) -> dict[str, Any]:
     """Keys that summary.json holds besides `metrics.summarise`; the span is time zero to the end.
+
+    `lives` adds to them. Shares are of the time in which engines serve.
 
     simulated_seconds; gpus, gpu_hours; busy_fraction: time in any step over all engines;
     prefill_busy_fraction: prompt and mixed steps over the engines that take prompts;
@@ -33,20 +67,22 @@ def usage(run: Trajectory, cluster: ClusterConfig, gpus: int) -> dict[str, Any]:
     began = np.where(joined >= 0, joined, first)
     done = (np.asarray(t.finish) >= 0) & (began >= 0)
     running = np.sum((np.asarray(t.finish) - began)[done])
-    slots = int(decodes.sum()) * cluster.ranks * cluster.slots
+    serving = serving_ticks(run, cluster)
+    slots = int(serving[decodes].sum()) * cluster.ranks * cluster.slots
     return {
         "simulated_seconds": span / TICKS_PER_SECOND,
         "gpus": gpus,
         "gpu_hours": gpus * span / TICKS_PER_SECOND / 3600,
-        "busy_fraction": _share(run.busy, cluster.engines, span),
-        "prefill_busy_fraction": _share(run.busy[takes][:, [PREFILL, MIXED]], takes.sum(), span),
-        "decode_busy_fraction": _share(run.busy[decodes][:, [DECODE, MIXED]], decodes.sum(), span),
-        "slot_fraction": float(running / (slots * span)) if slots and span else None,
+        "busy_fraction": _share(run.busy, serving),
+        "prefill_busy_fraction": _share(run.busy[takes][:, [PREFILL, MIXED]], serving[takes]),
+        "decode_busy_fraction": _share(run.busy[decodes][:, [DECODE, MIXED]], serving[decodes]),
+        "slot_fraction": float(running / slots) if slots else None,
         "fetched_bytes": int(run.fetched_bytes),
         "state_fetched_bytes": int(run.swa_bytes),
         "handed_off_bytes": int(run.handoff_bytes),
         "blocks_published": int(run.blocks_published),
         "blocks_evicted": int(run.blocks_evicted),
+        **lives(run, cluster, gpus),
     }
 
 

@@ -79,7 +79,7 @@ def go_off(world: World, engine: Engine) -> None:
     """Given back."""
     forget_plans(world, engine)
     engine.enter("off", world.now)
-    engine.dirty = False
+    engine.idle, engine.dirty = True, False
     lose_blocks(world, engine)
     lose_anchors(world, engine)
 
@@ -276,6 +276,7 @@ def scaling_round(world: World) -> None:
     world.log(ROUND, "scaling")
     cluster = world.cluster
     row: list[int] = [world.now]
+    world.lonely_rounds += world.nothing_to_come()
     for pool, mode in (
         (cluster.scale_prompt, Mode.PROMPT),
         (cluster.scale_decode, Mode.COMPLETION),
@@ -283,7 +284,6 @@ def scaling_round(world: World) -> None:
         row += [-1, -1, -1] if pool is None else scale(world, pool, mode)
     world.scalings.append(tuple(row))
     world.demand_tokens = sum(r.prompt - r.hit for fifo in world.fifos for r in fifo)
-    world.lonely_rounds += world.nothing_to_come()
     world.agenda.add(world.now + cluster.scale_round_ticks, ROUND, (SCALING_ROUND,))
 
 

@@ -126,8 +126,6 @@ def next_event(world: World) -> tuple[int, int, tuple[int, ...], Any] | None:
     rounds = any(event[1] == ROUND for event in heap)
     if not world.nothing_to_come():
         world.lonely_rounds = 0
-    if not world.nothing_to_come() or (rounds and world.lonely_rounds < 2):
-        pending.append((*heap[0][:3], None))
     if world.route:
         pending.append((world.now, ROUTE, (), None))
     for engine in world.engines:
@@ -135,6 +133,8 @@ def next_event(world: World) -> tuple[int, int, tuple[int, ...], Any] | None:
             pending.append((world.now, FORMATION, (engine.index,), engine))
         if dynamics.ready(world, engine) and not world.ended():
             pending.append((world.now, DYNAMICS, (DEPARTURE, engine.index), engine))
+    if pending or not world.nothing_to_come() or (rounds and world.lonely_rounds < 2):
+        pending += [(*entry[:3], None) for entry in heap[:1]]
     if not pending:
         return None
     first = min(pending, key=lambda event: event[:3])
