@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from deepinfer_jax.engine.correction import device_k
 from deepinfer_jax.engine.plan import RequestOutput, RowOutcome, StepOutcome, StepPlan
-from deepinfer_jax.engine.scheduler import Scheduler
+from deepinfer_jax.engine.scheduler import Scheduler, plan_group
 
 Script = Callable[[StepPlan, int], RowOutcome]  # the outcome of one row of a plan
 
@@ -20,12 +20,12 @@ class Loop:
         self.news: list[RequestOutput] = []
         self.device: dict[int, int] = {}  # request id to key length on the device, newest step
 
-    def call(self) -> StepPlan:
-        """One call; the overlap loop leaves a decode step in flight."""
+    def call(self, plan: StepPlan | None = None) -> StepPlan:
+        """One call, of a plan made for a group if given; a decode step is left in flight."""
         s = self.scheduler
-        if s.must_drain:
-            self.commit()
-        plan = s.plan()
+        if plan is None:
+            self.drain()
+            plan = s.plan()
         s.check_integrity()
         outcome = StepOutcome(tuple(self.script(plan, i) for i in range(len(plan.rows))))
         self.device = {r.request_id: self._device_k(plan, i) for i, r in enumerate(plan.rows)}
@@ -40,6 +40,10 @@ class Loop:
         s.release(plan)
         s.check_integrity()
         return plan
+
+    def drain(self) -> None:
+        if self.scheduler.must_drain:
+            self.commit()
 
     def commit(self) -> None:
         if self.previous is not None:
@@ -62,3 +66,11 @@ class Loop:
             self.call()
         self.commit()
         assert not self.scheduler.unfinished
+
+
+def call_group(loops: Sequence[Loop]) -> list[StepPlan]:
+    """One call of each rank of a data-parallel group."""
+    for loop in loops:
+        loop.drain()
+    plans = plan_group(tuple(loop.scheduler for loop in loops))
+    return [loop.call(plan) for loop, plan in zip(loops, plans, strict=True)]
