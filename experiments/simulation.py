@@ -26,6 +26,7 @@ from deepinfer_jax.simulator import simulate
 from deepinfer_jax.simulator.plain_config import choose, merged
 from deepinfer_jax.simulator.service import service
 from deepinfer_jax.simulator.source import source
+from deepinfer_jax.simulator.tokens import token_times
 from deepinfer_jax.simulator.traces import Trace
 from deepinfer_jax.simulator.translate import Translation, translate
 from deepinfer_jax.simulator.usage import busy_over_time, engine_rows, usage
@@ -42,13 +43,14 @@ OF_THE_EXPERIMENT = (
     "warmup_seconds",
     "capacity",
     "compile",
+    "resilience",
 )
 NOT_MODELLED = (
     "network jitter",
     "image encoding",
-    "failures and scaling",
     "erasure-coded reads (a fetch is one transfer)",
 )
+FIXED = "failures and scaling (this config has none)"
 
 COMPILE = ("quick", "optimised")
 """quick: three times faster to compile, several times slower to run; the results are equal."""
@@ -150,17 +152,23 @@ def waiting(text: str) -> Iterator[None]:
 
 
 def run_cases(cases: Mapping[str, Prepared]) -> list[Result]:
-    """Compiles all cases, side by side on the cores there are, then simulates each alone."""
+    """Compiles what cases need, each program once, then simulates the cases one after the other."""
     most = max(len(one.trace) for one in cases.values())
+    parts = {
+        name: simulate.numbers(one.translation.cluster, one.load) for name, one in cases.items()
+    }
+    first = {(parts[name][0], one.quick): one for name, one in reversed(cases.items())}
     with (
-        waiting(f"compiling {len(cases)} case(s) of up to {most:,} requests"),
+        waiting(f"compiling {len(first)} program(s) for up to {most:,} requests"),
         concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
     ):
-        ready = list(pool.map(_compiled, cases.values()))
+        programs = dict(zip(first, pool.map(_compiled, first.values()), strict=True))
     results = []
-    for (name, one), compiled in zip(cases.items(), ready, strict=True):
+    for name, one in cases.items():
+        shape, arguments = parts[name]
+        ready = dataclasses.replace(programs[shape, one.quick], arguments=arguments)
         with waiting(f"simulating {name or len(one.trace)}"):
-            results.append(_result(name, one, compiled))
+            results.append(_result(name, one, ready))
     return results
 
 
@@ -186,6 +194,8 @@ def _result(name: str, one: Prepared, ready: simulate.Prepared) -> Result:
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     used = usage(run, cluster, one.translation.gpus)
+    if cluster.token_times:
+        used |= {"itl_seconds": metrics.summary(metrics.itl(*token_times(run, cluster)))}
     kept = metrics.window(t, warmup_seconds=one.warmup_seconds)
     modes = np.asarray(cluster.modes)
     busy, edges = busy_over_time(run, cluster)
@@ -228,12 +238,30 @@ def _facts(one: Prepared, s: Mapping[str, Any]) -> list[dict[str, str]]:
          f"{quantity(s['simulate_seconds'], 's')}"),
         ("simulated requests per second", quantity(s["simulated_requests_per_second"], "/s")),
     ]  # fmt: skip
+    rows += _rows_of_records(s)
     if made.kv_from_hbm:
         rows.insert(5, ("KV blocks per rank, from HBM", f"{made.kv_from_hbm:,}"))
     if error:
         medians = f"{quantity(error.prefill.median, '%')}, {quantity(error.decode.median, '%')}"
         rows.insert(5, ("error of prefill, decode steps", medians))
     return [{"what": what, "value": value} for what, value in rows]
+
+
+def _rows_of_records(s: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What only some runs have to tell: gaps between tokens, lives of engines."""
+    rows = []
+    if "itl_seconds" in s:
+        gaps = s["itl_seconds"]
+        text = ", ".join(quantity(gaps[p], "s") for p in ("mean", "p50", "p99"))
+        rows.append(("ITL mean, p50, p99", text))
+    if "crashes" in s:
+        rows += [
+            ("GPU-hours starting, leaving", f"{s['gpu_hours_starting']:,.1f}, "
+             f"{s['gpu_hours_leaving']:,.1f}"),
+            ("requests hit by a crash, forwarded", f"{s['crashes']:,}, {s['forwarded']:,}"),
+            ("hits cut by storage nodes", quantity(s["unreadable_matches"])),
+        ]  # fmt: skip
+    return rows
 
 
 def capacity_rows(
@@ -307,10 +335,18 @@ def show(results: Sequence[Result], capacity: Sequence[Mapping[str, str]]) -> No
         print("\n" + table(capacity, title="GPUs that the offered load needs"))
 
 
+def _alive(result: Result) -> bool:
+    return "crashes" in result.case.summary
+
+
 def write_report(
-    run: harness.Run, results: Sequence[Result], capacity: Sequence[Mapping[str, str]]
+    run: harness.Run,
+    results: Sequence[Result],
+    capacity: Sequence[Mapping[str, str]],
+    first: Sequence[Table] = (),
+    **more: Any,
 ) -> pathlib.Path:
-    """All files of the run; returns the page's path."""
+    """All files of the run, `more` of `report.write.write_cases` added; returns the page's path."""
     assert run.workdir is not None
     tables = [Table(f"Run of {results[0].trace}", side_by_side(results))]
     tables += [
@@ -327,8 +363,9 @@ def write_report(
         run.config.title,
         [result.case for result in results],
         subtitle=run.config.get("subtitle", ""),
-        tables_more=tables,
-        not_modelled=NOT_MODELLED,
+        tables_more=[*first, *tables],
+        not_modelled=NOT_MODELLED + (() if any(_alive(r) for r in results) else (FIXED,)),
         provenance=run.provenance,
+        **more,
     )
     return paths[-1]

@@ -74,8 +74,7 @@ def prepare(
       ValueError: the cluster contradicts itself or names an unknown policy.
     """
     with jax.enable_x64(True):
-        shape, scenario = split(cluster, workload, exact=exact)
-        arguments = jax.device_put((scenario, _times(workload, exact)))
+        shape, arguments = numbers(cluster, workload, exact=exact)
         start = time.perf_counter()
         compiled = (
             jax.jit(
@@ -86,6 +85,15 @@ def prepare(
             .compile()
         )
         return Prepared(compiled, arguments, time.perf_counter() - start)
+
+
+def numbers(
+    cluster: ClusterConfig, workload: Workload, *, exact: bool = True
+) -> tuple[Shape, tuple[Scenario, Workload]]:
+    """(what selects the program, its arguments); equal shapes may share one `Prepared.executable`."""
+    with jax.enable_x64(True):
+        shape, scenario = split(cluster, workload, exact=exact)
+        return shape, jax.device_put((scenario, _times(workload, exact)))
 
 
 def simulate(cluster: ClusterConfig, workload: Workload, *, exact: bool = True) -> Trajectory:
