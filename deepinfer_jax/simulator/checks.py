@@ -197,7 +197,7 @@ def _scaling(c: ClusterConfig) -> Iterator[str]:
         yield "scale_prompt or scale_decode is set, but no round ever comes; set scale_round_ticks"
     if not c.hold_above >= 0:
         yield f"hold_above={c.hold_above}: must be at least 0; inf never holds"
-    if not c.serving_at_first[c.warm_engine]:
+    if c.warm_engine in range(c.engines) and not c.serving_at_first[c.warm_engine]:
         yield f"warm_engine={c.warm_engine} is off at time zero; choose one that serves"
 
 

@@ -166,13 +166,10 @@ class ClusterConfig:
     def serving_at_first(self) -> tuple[bool, ...]:
         """[M]: engines that serve at time zero."""
         pools = {Mode.PROMPT: self.scale_prompt, Mode.COMPLETION: self.scale_decode}
-        before = dict.fromkeys(Mode, 0)
-        serving = []
-        for mode in self.modes:
-            pool = pools.get(mode)
-            serving.append(pool is None or before[mode] < pool.initial)
-            before[mode] += 1
-        return tuple(serving)
+        return tuple(
+            (pool := pools.get(mode)) is None or self.modes[:m].count(mode) < pool.initial
+            for m, mode in enumerate(self.modes)
+        )
 
     @property
     def tiers(self) -> int:

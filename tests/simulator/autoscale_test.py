@@ -71,7 +71,7 @@ def test_the_limits_hold_in_every_round(runs):
 def test_the_pool_follows_the_day(runs):
     """Engines in service peak after the load does, and cost less than the most there can be."""
     for run in runs:
-        prompt, decode = rounds(run)
+        prompt = rounds(run)[0]
         assert prompt[:, 3].max() >= 6 and prompt[:, 3].min() <= 3
         day = (prompt[:, 0] / SECOND) % PERIOD
         high = prompt[(day > 150) & (day < 300), 3].mean()

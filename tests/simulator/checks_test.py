@@ -5,7 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Mode, Status
+from deepinfer_jax.simulator.cluster import (
+    FOREVER,
+    ClusterConfig,
+    Incident,
+    Mode,
+    Pool,
+    Status,
+)
 from deepinfer_jax.simulator.scenario import split
 from deepinfer_jax.simulator.simulate import sweep
 from tests.simulator.oracle.hand import cost, workload
@@ -13,6 +20,7 @@ from tests.simulator.reuse import Reusable
 
 MIXED = {"modes": (Mode.MIXED, Mode.MIXED), "cost": cost()}
 LOAD = workload([0], [10], [1])
+SPLIT = {"modes": (Mode.PROMPT, Mode.COMPLETION, Mode.COMPLETION)}
 
 
 def slow_step(seconds):
@@ -88,6 +96,50 @@ RULES = [
     ({"cost": cost(decode_forms=((1, -2, 0),))}, "((1, -2, 0),)", "not be negative", ""),
     ({"prefill_policy": "pul"}, "'pul'", "did you mean 'pull'", "package.module:function"),
     ({"decode_policy": "two_loads"}, "'two_loads'", "did you mean 'two_load'", "Known"),
+    ({"incidents": ((5, Incident.GPU, 0), (4, Incident.GPU, 0))}, "[5, 4]", "ascend", ""),
+    ({"incidents": ((5, 9, 0),)}, "(5, 9, 0)", "incidents holds", "use GPU"),
+    ({"incidents": ((5, Incident.HOST, 2),)}, "2)", "there are 2 engines", "from 0"),
+    ({"storage_nodes": 13}, "storage_nodes=13", "'none' has no store", "choose 'shared'"),
+    (
+        {"storage_nodes": 11, "cache_scope": "shared"},
+        "storage_nodes=11",
+        "fragments on 12 nodes",
+        "use as many",
+    ),
+    (
+        {"storage_nodes": 13, "cache_scope": "shared"},
+        "storage_nodes=13",
+        "no incident takes a storage node down",
+        "unset",
+    ),
+    ({"restart_ticks": 5}, "restart_ticks=5", "no incident crashes", "unset it"),
+    ({"retry_limit": 5}, "retry_limit=5", "no incident crashes", "unset it"),
+    ({"start_ticks": 5}, "start_ticks=5", "no pool is scaled", "unset it"),
+    ({"grace_ticks": 5}, "grace_ticks=5", "no COMPLETION engine leaves", "unset it"),
+    (
+        {"scale_prompt": Pool(initial=1, maximum=1, capacity=1), "scale_round_ticks": 5},
+        "maximum=1",
+        "<= 0, the PROMPT engines",
+        "must hold",
+    ),
+    (
+        SPLIT | {"scale_decode": Pool(initial=2, maximum=1, capacity=1), "scale_round_ticks": 5},
+        "initial=2",
+        "<= 2, the COMPLETION engines",
+        "must hold",
+    ),
+    (
+        SPLIT | {"scale_decode": Pool(initial=1, maximum=2, capacity=0), "scale_round_ticks": 5},
+        "capacity=0",
+        "at least 1",
+        "",
+    ),
+    (
+        SPLIT | {"scale_decode": Pool(initial=1, maximum=2, capacity=1)},
+        "scale_decode",
+        "no round ever comes",
+        "set scale_round_ticks",
+    ),
     ({"decode_policy": "no_such:thing"}, "'no_such:thing'", "cannot be imported", "import path"),
 ]
 
