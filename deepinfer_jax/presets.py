@@ -115,7 +115,7 @@ def small() -> ModelConfig:
             head_dim=64,
             vocab_size=4096,
             pad_token_id=2,
-            compressed_vocab_size=4000,
+            compressed_vocab_size=2750,  # what its tokenizer folds to
         ),
         draft=DraftConfig(
             num_layers=3,
@@ -223,7 +223,7 @@ def trained_tiny() -> ModelConfig:
             head_dim=32,
             vocab_size=1024,
             pad_token_id=2,
-            compressed_vocab_size=512,
+            compressed_vocab_size=512,  # every id its own: the tokenizer is trained with it
         ),
         draft=DraftConfig(
             num_layers=2,

@@ -2,15 +2,20 @@
 
 import dataclasses
 import json
+import pathlib
 import sys
 import unicodedata
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
+from deepinfer_jax import presets
 from deepinfer_jax.config import EngramConfig
 from deepinfer_jax.model.engram_vocabulary import compress, fold, token_map
 from tests.model import engram_nemo
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +82,18 @@ def test_token_map_of_the_fixture():
     other = dataclasses.replace(engram, compressed_vocab_size=7)
     with pytest.raises(ValueError, match=r"folds to 6 ids and .* is 7"):
         token_map(Words(frozen["vocabulary"]), other)
+
+
+def test_the_small_preset_is_fitted_to_its_tokenizer():
+    tokenizer = Tokenizer.from_file(str(ROOT / presets.TOKENIZERS["small"]))
+    compressed = token_map(tokenizer, presets.small().engram)
+
+    def ids(*words):
+        return {int(compressed[tokenizer.token_to_id(word)]) for word in words}
+
+    assert len(ids("self", "Ġself")) == 1  # with and without the blank before it
+    assert len(ids("self", "class")) == 2
+    assert compressed.max() == presets.small().engram.compressed_vocab_size - 1
 
 
 @pytest.mark.oracle
