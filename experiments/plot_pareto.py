@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from deepinfer_jax.cost.frontier import mean_interval, non_dominated
 from deepinfer_jax.report import page, records, style, write
@@ -135,34 +135,49 @@ def curves(means: Sequence[Mean]) -> dict[str, list[int]]:
 
 
 def figure(means: Sequence[Mean], front: np.ndarray) -> Figure:
-    """A line per curve over both rates, on log axes; non-dominated points are filled.
+    """A line per curve over both rates, on log axes, labelled by concurrency.
 
     Args:
-      front: bool [N].
+      front: bool [N], the points that are drawn filled.
     """
     x, y = axes(means)
-    made, (ax,) = style.figure(width=6.8, height=4.2)
+    made, (ax,) = style.figure(width=7.2, height=4.4)
     for number, (name, members) in enumerate(curves(means).items()):
-        colour, order = style.colour(number), sorted(members, key=lambda i: (x[i], y[i]))
+        colour, below = style.colour(number), number % 2 == 0
+        order = sorted(members, key=lambda i: (_seats(means[i]), x[i]))
         ax.plot(x[order], y[order], "-", color=colour, linewidth=1.4, label=name)
         for i in order:
-            ax.errorbar(
-                x[i], y[i], xerr=x[i] * means[i].half_width, yerr=y[i] * means[i].half_width,
-                fmt="o", color=colour, markersize=6, elinewidth=0.8,
-                markerfacecolor=colour if front[i] else style.PAPER,
-            )  # fmt: skip
+            half = means[i].half_width
+            low = max(1 - half, 0.05)  # of three passes an interval may reach below zero
+            for xs, ys in (((low, 1 + half), (1, 1)), ((1, 1), (low, 1 + half))):
+                ax.plot(x[i] * np.array(xs), y[i] * np.array(ys), color=colour, alpha=0.25, lw=0.9)
+            face = colour if front[i] else style.PAPER
+            ax.plot(x[i], y[i], "o", color=colour, markersize=6.5, markerfacecolor=face)
             ax.annotate(
-                str(means[i].settings.get("concurrency", "")), (x[i], y[i]), xytext=(7, 5),
-                textcoords="offset points", fontsize=8, color=colour,
+                str(means[i].settings.get("concurrency", "")), (x[i], y[i]), fontsize=8.5,
+                xytext=(-6, -8) if below else (6, 8), textcoords="offset points", color=colour,
+                ha="center", va="center",
             )  # fmt: skip
+    ax.plot([], [], "o", color=style.MUTED, markersize=6.5, label="not dominated")
     ax.set_xlabel("tokens/s of a user")
     ax.set_ylabel("tokens/s of the machine")
-    for axis, set_scale in ((ax.xaxis, ax.set_xscale), (ax.yaxis, ax.set_yscale)):
+    for axis, set_scale, values in ((ax.xaxis, ax.set_xscale, x), (ax.yaxis, ax.set_yscale, y)):
         set_scale("log")
-        axis.set_major_formatter(FuncFormatter(lambda v, _: quantity(v)))
-        axis.set_minor_formatter(NullFormatter())
+        _ticks(axis, values)
     style.legend(ax, loc="best")
     return made
+
+
+def _seats(mean: Mean) -> int:
+    return int(mean.settings.get("concurrency", 0))
+
+
+def _ticks(axis: Any, values: np.ndarray) -> None:
+    """Numbers at 1, 2 and 5 of each decade, and more of them where less than one is shown."""
+    narrow = len(values) > 0 and values.max() < 6 * values.min()
+    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if narrow else (1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda v, _: quantity(v)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 if __name__ == "__main__":
