@@ -25,8 +25,9 @@ def choose_rank(c: Cluster, state: State, request: Array) -> State:
     Where engines have lives and none can take it, it becomes an orphan.
     """
     if not c.shape.dynamics:
-        rank, fits = chosen(c, state, request)
-        state = assign(c, state, rank, request)
+        prompt = get(state.prompt, request).astype(jnp.int64)
+        rank, fits = chosen(c, state, request, prompt)
+        state = assign(state, rank, request, prompt)
         if not c.shape.kv_limited:
             return reserve_and_send(c, state, rank, request)
         return either(
@@ -46,11 +47,12 @@ def choose_rank(c: Cluster, state: State, request: Array) -> State:
 def choose(c: Cluster, state: State, request: Array, send: Any) -> State:
     """A held request chooses a rank: `send(c, state, rank, request)` if it fits, else it waits there;
     an orphan without any rank."""
-    rank, fits = chosen(c, state, request)
+    prompt = get(state.prompt, request).astype(jnp.int64)
+    rank, fits = chosen(c, state, request, prompt)
     found = rank < c.shape.all_ranks
     rank = jnp.minimum(rank, c.shape.all_ranks - 1)
     fits = get(fits, rank)
-    state = when(found, lambda s: assign(c, s, rank, request), state, c.zero)
+    state = when(found, lambda s: assign(s, rank, request, prompt), state, c.zero)
     state = when(found & fits, lambda s: send(c, s, rank, request), state, c.zero)
     if c.shape.kv_limited:
         state = when(found & ~fits, lambda s: _wait(s, rank, request), state, c.zero)
@@ -71,9 +73,8 @@ def push_orphan(state: State, request: Array) -> State:
     )
 
 
-def chosen(c: Cluster, state: State, request: Array) -> tuple[Array, Array]:
+def chosen(c: Cluster, state: State, request: Array, prompt: Array) -> tuple[Array, Array]:
     """(rank the decode policy picks, or R; bool [R]: the request's blocks fit and nobody waits)."""
-    prompt = get(state.prompt, request).astype(jnp.int64)
     blocks = queries.blocks_for(c, prompt)
     fits = (queries.free_blocks(c, state) >= blocks) & (state.wait_head == c.shape.requests)
     view = DecodeView(
@@ -96,9 +97,8 @@ def chosen(c: Cluster, state: State, request: Array) -> tuple[Array, Array]:
     return jnp.asarray(c.shape.decode_policy(view, asked, c.scenario.policy), jnp.int32), fits
 
 
-def assign(c: Cluster, state: State, rank: Array, request: Array) -> State:
+def assign(state: State, rank: Array, request: Array, prompt: Array) -> State:
     """The request counts at `rank` from now on."""
-    prompt = get(state.prompt, request).astype(jnp.int64)
     return state.replace(
         handoffs=state.handoffs + 1,
         target=put(state.target, rank, request),
