@@ -17,23 +17,24 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     config.model = "trained_tiny"
     config.characters = 400_000 if smoke else 0  # of training text; 0: all
     config.context = 64 if smoke else 128
-    config.batch = 2 if smoke else 8
-    config.log_every = 2 if smoke else 20
-    config.save_every = 2 if smoke else 100  # steps between states to go on from
+    config.batch = 2 if smoke else 4
+    config.log_every = 2 if smoke else 25
+    config.save_every = 2 if smoke else 200  # steps between states to go on from
     config.backbone = {
-        "steps": 4 if smoke else 750,
+        "steps": 4 if smoke else 850,
         "rate": 5e-3,
         "balance_speed": 2e-3,  # of the routing bias, per step
     }
     config.draft = {
-        "steps": 4 if smoke else 600,
+        "steps": 4 if smoke else 700,
         "rate": 5e-3,
-        "anchors": 4 if smoke else 16,  # blocks per sequence
+        "anchors": 4 if smoke else 24,  # blocks per sequence
         "distilled": 0.9,  # share of the backbone's distribution in the target, the text the rest
     }
     config.held_out = {
         "stretches": 8 if smoke else 64,
         "prompts": 1 if smoke else 24,
+        "calibration": 1 if smoke else 24,  # prompts, others, for the confidence head's scale
         "prompt": 32 if smoke else 64,
         "generated": 16 if smoke else 64,
     }

@@ -11,6 +11,7 @@ same command goes on where a killed run was.
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import shutil
 import time
@@ -52,18 +53,22 @@ def train(
         of, began = settings[name]["steps"], time.perf_counter()
         states = resume.States(kept / name if kept else None, every)
         done, made = states.latest(made)
+        since: list[dict[str, jax.Array]] = []  # the last point
         for i in range(done + 1, of + 1):
             random = np.random.default_rng((seed, number, i))
             tokens = jnp.asarray(text.batch(stream, size, length, random))
             made, numbers = step(made, tokens, jax.random.fold_in(key, i))
+            since.append(numbers)
             if i % settings["log_every"] == 0 or i == of:
-                _note(workdir, name, i, of, numbers, time.perf_counter() - began)
+                mean = jax.tree.map(lambda *x: np.mean(x, 0), *jax.device_get(since))
+                _note(workdir, name, i, of, mean, time.perf_counter() - began)
+                since = []
             states.keep(i, made, last=i == of)
         states.close()
         return made
 
     part = settings["backbone"]
-    params = initialise(model_parameters(model), key)
+    params = jax.jit(functools.partial(initialise, model_parameters(model)))(key)
     step = state.backbone_step(model, part["balance_speed"])
     backbone = state.create(params, part["steps"], part["rate"])
     params = phase("backbone", 0, backbone, lambda made, tokens, _: step(made, tokens)).params
@@ -79,16 +84,51 @@ def _note(
     phase: str,
     step: int,
     of: int,
-    numbers: dict[str, jax.Array],
+    numbers: dict[str, np.ndarray],
     seconds: float,
 ) -> None:
-    """Print a point of the run and keep it; `seconds` are those since the phase was taken up."""
-    plain = {k: v.tolist() for k, v in jax.device_get(numbers).items()}
+    """Print a point of the run and keep it.
+
+    Args:
+      numbers: means over the steps since the point before.
+      seconds: those since the phase was taken up.
+    """
+    plain = {k: v.tolist() for k, v in numbers.items()}
     if workdir:
         row = {"phase": phase, "step": step, "seconds": seconds, **plain}
         records.append_jsonl(workdir / "points.jsonl", row)
     shown = ", ".join(f"{k} {np.round(v, 3).tolist()}" for k, v in plain.items() if k != "visits")
     print(f"{phase} {step}/{of}: {shown}, {seconds:.0f} s", flush=True)
+
+
+def decoders(params: Any, model: ModelConfig, settings: dict[str, Any]) -> tuple[Decoder, Decoder]:
+    """With drafts and without."""
+    speculative, plain = (
+        Decoder(
+            params,
+            model,
+            context=settings["context"],
+            drafts=drafts,
+            chunk=settings["held_out"]["prompt"],
+            format="values",
+        )
+        for drafts in (model.draft.block_size if model.draft else 0, 0)
+    )
+    return speculative, plain
+
+
+def calibrate(params: Any, decoder: Decoder, unseen: np.ndarray, settings: dict[str, Any]) -> Any:
+    """Weights whose confidence is right on average, on prompts that are not measured.
+
+    The head is trained on the text; what it is asked about are tokens the model chose itself.
+    """
+    part = settings["held_out"]
+    tokens = text.stretches(unseen, part["stretches"], settings["context"])
+    decoder.params = params
+    prompts = tokens[-part["calibration"] :, : part["prompt"]]
+    scale = measure.confidence_scale(*measure.drafted(decoder, prompts, part["generated"]))
+    own = params["draft"]
+    return {**params, "draft": {**own, "confidence": own["confidence"] * scale}}
 
 
 def summarise(
@@ -97,28 +137,20 @@ def summarise(
     stream: np.ndarray,
     unseen: np.ndarray,
     settings: dict[str, Any],
+    pair: tuple[Decoder, Decoder],
 ) -> dict[str, Any]:
-    """Everything measured on held-out text."""
+    """Everything measured on held-out text; `pair` is what `decoders` makes."""
     part = settings["held_out"]
     tokens = text.stretches(unseen, part["stretches"], settings["context"])
-    speculative, plain = (
-        Decoder(
-            params,
-            model,
-            context=settings["context"],
-            drafts=drafts,
-            chunk=part["prompt"],
-            format="values",
-        )
-        for drafts in (model.draft.block_size if model.draft else 0, 0)
-    )
+    for decoder in pair:
+        decoder.params = params
     prompts = tokens[: part["prompts"], : part["prompt"]]
     return {
         "training_tokens": len(stream),
         "held_out_tokens": len(unseen),
         "held_out": measure.held_out(params, model, tokens),
         "baselines": baselines.losses(stream, tokens, model.vocab_size),
-        "speculation": measure.speculation(speculative, plain, prompts, part["generated"]),
+        "speculation": measure.speculation(*pair, prompts, part["generated"]),
     }
 
 
@@ -167,10 +199,12 @@ def main(run: harness.Run) -> None:
     tokenizer = text.train_tokenizer(training[::4], model.vocab_size)
     stream, held_out = (text.encode(tokenizer, texts) for texts in (training, unseen))
     params = train(model, stream, settings, run.seed, run.workdir)
+    pair = decoders(params, model, settings)
+    params = calibrate(params, pair[0], held_out, settings)
     if run.workdir:
         store.save(run.workdir / "checkpoint", params, tokenizer, model)
         params, _ = store.load(run.workdir / "checkpoint", model)  # measured as it is served
-    summary = summarise(params, model, stream, held_out, settings)
+    summary = summarise(params, model, stream, held_out, settings, pair)
     if run.workdir:
         write(run.workdir, summary, settings)
     show(summary)

@@ -61,14 +61,18 @@ def _sinkhorn(comb: jax.Array, iterations: int, eps: float) -> jax.Array:
     """Nearly doubly stochastic [..., n, n]: a row softmax, then columns and rows in turn."""
     n = comb.shape[-1]
 
+    def row_sums(comb: jax.Array) -> jax.Array:
+        return _added([comb[..., j : j + 1] for j in range(n)])
+
     def by_columns(comb: jax.Array) -> jax.Array:
         return comb / (_added([comb[..., j : j + 1, :] for j in range(n)]) + eps)
 
     def both(comb: jax.Array, _: None) -> tuple[jax.Array, None]:
-        rows = comb / (_added([comb[..., j : j + 1] for j in range(n)]) + eps)
-        return by_columns(rows), None
+        return by_columns(comb / (row_sums(comb) + eps)), None
 
-    comb = by_columns(jax.nn.softmax(comb, axis=-1) + eps)
+    top = functools.reduce(jnp.maximum, [comb[..., j : j + 1] for j in range(n)])
+    comb = jnp.exp(comb - top)
+    comb = by_columns(comb / row_sums(comb) + eps)
     return jax.lax.scan(both, comb, None, length=iterations - 1)[0]
 
 

@@ -45,7 +45,7 @@ def hidden(
     shown = jnp.broadcast_to(shown[:, None], (*tokens.shape, shown.shape[1]))
     for weights, history in zip(params["draft"]["layers"], histories, strict=True):
         own = weights["attn"]
-        x = rms_norm(streams.collapse(state, pre), weights["attn_norm"], config.norm_eps)
+        x = rms_norm(whole_streams.collapse(state, pre), weights["attn_norm"], config.norm_eps)
         mixed = whole_streams.mix(weights["attn_mix"], config, state)
         latent = attention.compressed_query(own, config, x)
         rows = attention.window_rows(own, config, x, angles, numerics)
@@ -53,11 +53,11 @@ def hidden(
         query = attention.queries(own, config, latent, angles)
         seen = attention.over_rows(query, keys, shown, own["sink"])
         y = attention.project_out(own, config, seen, angles)
-        state, pre = streams.expand(state, mixed, y), mixed.pre
+        state, pre = whole_streams.expand(state, mixed, y), mixed.pre
         mixed = whole_streams.mix(weights["ffn_mix"], config, state)
-        x = rms_norm(streams.collapse(state, pre), weights["ffn_norm"], config.norm_eps)
+        x = rms_norm(whole_streams.collapse(state, pre), weights["ffn_norm"], config.norm_eps)
         y, _ = whole_experts.every_expert(
             weights["moe"], config, x, config.draft.num_active_experts
         )
-        state, pre = streams.expand(state, mixed, y), mixed.pre
-    return streams.collapse(state, pre)
+        state, pre = whole_streams.expand(state, mixed, y), mixed.pre
+    return whole_streams.collapse(state, pre)

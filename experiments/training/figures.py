@@ -12,7 +12,7 @@ from deepinfer_jax.report import style
 
 
 def losses(points: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Figure:
-    """Nats per token of both phases over their steps; held-out losses as lines.
+    """Nats per token of both phases, means between points; held-out losses as lines.
 
     Args:
       points: rows of results.jsonl.
@@ -24,15 +24,15 @@ def losses(points: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> F
         rows = [p for p in points if p["phase"] == phase]
         steps, nats = [p["step"] for p in rows], [p[name] for p in rows]
         ax.plot(steps, nats, color=style.colour(index), linewidth=1.8)
-        style.title(ax, f"{phase}: training loss")
+        style.title(ax, f"{phase}: training loss" + (", held-out lines" if index == 0 else ""))
         ax.set_xlabel("steps")
     axes[0].set_ylabel("nats per token")
-    held_out = {"model, held out": summary["held_out"]["nats"], **summary["baselines"]}
+    held_out = {"model": summary["held_out"]["nats"], **summary["baselines"]}
     for name, value in held_out.items():
         axes[0].axhline(value, color=style.MUTED, linestyle=(0, (4, 3)), linewidth=1)
         axes[0].annotate(
-            f"{name} {value:.2f}", (1, value), xycoords=("axes fraction", "data"), xytext=(-2, 2),
-            textcoords="offset points", ha="right", fontsize=7.5, color=style.INK,
+            f"{name} {value:.2f}", (1, value), xycoords=("axes fraction", "data"), xytext=(4, 0),
+            textcoords="offset points", va="center", fontsize=7.5, color=style.INK,
         )  # fmt: skip
     return made
 

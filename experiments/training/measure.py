@@ -38,23 +38,46 @@ def speculation(
 
     `same_text` is the share of answers that equal what `plain`, without drafts, makes.
     """
-    steps, same = [], []
-    for prompt in prompts:
-        made = list(decoder.generate(prompt, count, stop=-1))
-        steps += [(int(step.accepted), np.asarray(step.confidence)) for step in made[1:]]
-        same.append(tokens(made)[:count] == tokens(plain.generate(prompt, count, stop=-1))[:count])
-    accepted = np.array([a for a, _ in steps])
+    same = [
+        tokens(decoder.generate(prompt, count, stop=-1))[:count]
+        == tokens(plain.generate(prompt, count, stop=-1))[:count]
+        for prompt in prompts
+    ]
+    accepted, confidence = drafted(decoder, prompts, count)
     survival = [float((accepted > k).mean()) for k in range(decoder.drafts)]
     return {
         "prompts": len(prompts),
         "generated": count,
         "same_text": float(np.mean(same)),
-        "steps": len(steps),
+        "steps": len(accepted),
         "survival": survival,
         "conditionals": acceptance.conditionals_from_survival(survival),
         "tokens_per_step": acceptance.tau_from_survival(survival),
-        "calibration": calibration(accepted, np.stack([c for _, c in steps])),
+        "calibration": calibration(accepted, confidence),
     }
+
+
+def drafted(decoder: Decoder, prompts: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """(accepted int [N], confidence [N, drafts]) of all steps that make `count` tokens a prompt."""
+    steps = [
+        step for prompt in prompts for step in list(decoder.generate(prompt, count, stop=-1))[1:]
+    ]
+    return np.array([int(s.accepted) for s in steps]), np.stack([s.confidence for s in steps])
+
+
+def confidence_scale(accepted: np.ndarray, confidence: np.ndarray) -> float:
+    """What to multiply the head's logits by: of some scales the one of least cross entropy.
+
+    Args: as for `calibration`. Only drafts all before which were accepted count.
+    """
+    position = np.arange(confidence.shape[1])
+    judged = position <= accepted[:, None]
+    right = (position < accepted[:, None])[judged]
+    sure = np.clip(confidence[judged].astype(np.float64), 1e-6, 1 - 1e-6)
+    logits = np.log(sure / (1 - sure))
+    scales = np.linspace(0.1, 2, 39)
+    signed = np.where(right, -1, 1) * logits
+    return float(scales[np.argmin([np.logaddexp(0, s * signed).mean() for s in scales])])
 
 
 def tokens(steps: Iterable[Step]) -> list[int]:

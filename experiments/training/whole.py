@@ -46,7 +46,7 @@ def forward(
         if "engram" in weights and config.engram:
             looked_up = rows.engram[config.engram.layer_ids.index(layer.id)]
             state = engram.apply(weights["engram"], config, state, looked_up, rows.is_image)
-        x = rms_norm(streams.collapse(state, pre), weights["attn_norm"], config.norm_eps)
+        x = rms_norm(whole_streams.collapse(state, pre), weights["attn_norm"], config.norm_eps)
         if layer.mode is Mode.FULL:
             memory = remember(weights, config, layer, x, rows, memory, numerics)  # type: ignore[type-var]
         if config.draft and layer.id in config.draft.target_layer_ids:
@@ -56,14 +56,14 @@ def forward(
             weights, config, layer, x, rows, memory, selected, numerics
         )
         divergences += [] if divergence is None else [divergence]
-        state, pre = streams.expand(state, mixed, y), mixed.pre
+        state, pre = whole_streams.expand(state, mixed, y), mixed.pre
         mixed = whole_streams.mix(weights["ffn_mix"], config, state)
-        x = rms_norm(streams.collapse(state, pre), weights["ffn_norm"], config.norm_eps)
+        x = rms_norm(whole_streams.collapse(state, pre), weights["ffn_norm"], config.norm_eps)
         y, visited = whole_experts.every_expert(
             weights["moe"], config, x, config.num_active_experts
         )
-        state, pre = streams.expand(state, mixed, y), mixed.pre
+        state, pre = whole_streams.expand(state, mixed, y), mixed.pre
         visits.append(visited)
-    logits = backbone.logits(params, config, streams.collapse(state, pre))
+    logits = backbone.logits(params, config, whole_streams.collapse(state, pre))
     index_loss = jnp.mean(jnp.stack(divergences)) if divergences else jnp.float32(0)
     return Pass(logits, tuple(features), jnp.stack(visits), index_loss)

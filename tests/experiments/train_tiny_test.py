@@ -114,6 +114,21 @@ def test_calibration_judges_a_draft_only_after_accepted_ones():
     assert [row["accepted"] for row in found["positions"]] == [0.5, 1.0]
 
 
+def test_confidence_is_scaled_to_what_was_accepted():
+    """Of ten drafts said to be right with 0.9, seven are: the logit ln 9 shrinks to ln (7 / 3)."""
+    accepted, confidence = np.array([1] * 7 + [0] * 3), np.full((10, 1), 0.9)
+    assert measure.confidence_scale(accepted, confidence) == pytest.approx(
+        np.log(7 / 3) / np.log(9), abs=0.03
+    )
+
+
+def test_confidence_behind_a_wrong_draft_does_not_count():
+    accepted = np.array([0, 0, 1])
+    sure = np.array([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1]])
+    other = np.array([[0.1, 0.1], [0.1, 0.7], [0.9, 0.1]])
+    assert measure.confidence_scale(accepted, sure) == measure.confidence_scale(accepted, other)
+
+
 def test_split_and_tokens_round_trip():
     names = [f"a{i}.py" for i in range(1000)]
     assert 30 < sum(map(text.is_held_out, names)) < 100  # one in sixteen: 62
