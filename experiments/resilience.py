@@ -93,8 +93,7 @@ def study(
     rows = []
     for result in results:
         edges, _, share = shares(result.case.timeline, slo, float(wanted["bin_seconds"]))
-        event, _, label = result.case.name.rpartition(" ")
-        event, label = (event.rsplit(" ", 1)[0], f"{event.rsplit(' ', 1)[1]} {label}")
+        event, _, label = result.case.name.partition(", ")
         panels.setdefault(event, {})[label] = (edges, share)
         rows.append(row(result, dip(edges, share, begin)))
     note = (
