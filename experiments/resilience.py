@@ -33,7 +33,7 @@ def shares(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(bin edges [B + 1] in seconds, arrivals [B], of them the share within `slo` [B], NaN for none)."""
     arrival = np.asarray(t.arrival) / NANOSECONDS_PER_SECOND
-    edges = np.arange(0, arrival.max() + bin_seconds, bin_seconds)
+    edges = bin_seconds * np.arange(int(arrival.max() // bin_seconds) + 2)
     good = np.asarray(metrics.meets(t, slo))
     came = np.histogram(arrival, edges)[0]
     met = np.histogram(arrival[good], edges)[0]
