@@ -62,8 +62,11 @@ def test_chunks_cover_prompts_and_cut_no_image(
         scheduler.add(request)
     done = {request.request_id: 0 for request in requests}
     by_id = {request.request_id: request for request in requests}
+    calls = 0
     while scheduler.unfinished:
         plan = loop.call()
+        calls += 1
+        assert calls < 400, f"a prompt waits for ever: {done}"
         assert plan.total_q <= BUDGET
         for row in plan.rows if plan.is_prompt else ():
             request = by_id[row.request_id]
