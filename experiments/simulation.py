@@ -157,7 +157,9 @@ def run_cases(cases: Mapping[str, Prepared]) -> list[Result]:
     parts = {
         name: simulate.numbers(one.translation.cluster, one.load) for name, one in cases.items()
     }
-    first = {(parts[name][0], one.quick): one for name, one in reversed(cases.items())}
+    first: dict[tuple[Any, bool], Prepared] = {}
+    for name, one in cases.items():
+        first.setdefault((parts[name][0], one.quick), one)
     with (
         waiting(f"compiling {len(first)} program(s) for up to {most:,} requests"),
         concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
@@ -173,7 +175,9 @@ def run_cases(cases: Mapping[str, Prepared]) -> list[Result]:
 
 
 def _compiled(one: Prepared) -> simulate.Prepared:
-    options = {"xla_backend_optimization_level": 0} if one.quick else None
+    options: dict[str, bool | str | int] = {}
+    if one.quick:
+        options["xla_backend_optimization_level"] = 0
     return simulate.prepare(one.translation.cluster, one.load, options=options)
 
 

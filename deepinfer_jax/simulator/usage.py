@@ -100,6 +100,12 @@ def engine_rows(run: Trajectory, cluster: ClusterConfig) -> list[dict[str, Any]]
         for name, kind in (("prefill", PREFILL), ("decode", DECODE), ("mixed", MIXED)):
             if run.busy[:, kind].any():
                 row[f"in {name} steps"] = f"{100 * run.busy[engine, kind] / span:.1f} %"
+        if run.lives is not None:
+            held = np.asarray(run.lives.life_ticks)[engine] / span
+            row |= {
+                "serving": f"{100 * held[SERVING:].sum():.1f} %",
+                "off": f"{100 * held[OFF]:.1f} %",
+            }
         row["idle"] = f"{100 * (1 - run.busy[engine, PREFILL:].sum() / span):.1f} %"
         rows.append(row)
     return rows
@@ -120,27 +126,36 @@ def spread_back(ticks: np.ndarray, width: float) -> np.ndarray:
     return out
 
 
+def _unfolded(series: np.ndarray, bins: int) -> np.ndarray:
+    """[bins, M] of a series whose last bin holds all that came later, spread evenly."""
+    out = np.zeros((bins, series.shape[1]))
+    out[: len(series)] = series
+    last = len(series) - 1
+    out[last:] = out[last] / (bins - last)
+    return out
+
+
 def busy_over_time(
     run: Trajectory, cluster: ClusterConfig
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """({"prompt engines": share of time in steps [B], ...} by mode, bin edges [B + 1] in seconds).
+    """({"prompt engines": share of the time served in steps [B], ...} by mode, bin edges [B + 1] in seconds).
 
     The last bin also holds everything that ends after the span of the series, so it is spread over
     the bins up to the end of the run first.
     """
     width, end = int(run.bin_ticks), int(run.end)
     bins = max(len(run.busy_series), -(-end // width))
-    ticks = np.zeros((bins, cluster.engines))
-    ticks[: len(run.busy_series)] = run.busy_series
-    if bins > len(run.busy_series):
-        last = len(run.busy_series) - 1
-        ticks[last:] = ticks[last] / (bins - last)
-    ticks = spread_back(ticks, width)[: max(1, -(-end // width))]
+    shown = max(1, -(-end // width))
+    ticks = spread_back(_unfolded(run.busy_series, bins), width)[:shown]
     modes = np.asarray(cluster.modes)
     # The last bin ends with the run.
     covered = np.maximum(np.minimum(end - np.arange(len(ticks)) * width, width), 1)
+    served = np.repeat(covered[:, None], cluster.engines, axis=1)
+    if run.lives is not None:
+        served = _unfolded(run.lives.served, bins)[:shown]
     shares = {
-        f"{mode.name.lower()} engines": ticks[:, modes == mode].mean(axis=1) / covered
+        f"{mode.name.lower()} engines": ticks[:, modes == mode].sum(axis=1)
+        / np.maximum(served[:, modes == mode].sum(axis=1), 1)
         for mode in Mode
         if np.any(modes == mode)
     }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deepinfer_jax import metrics
 from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Mode, Status
 from tests.simulator.oracle import generate
 from tests.simulator.oracle.hand import TICK, cost, workload
@@ -96,6 +97,10 @@ def test_speculation_by_hand() -> None:
     assert result.first_token == [30, 30]
     assert result.finish == [93, 57]
     assert result.decode_steps == [3]
+    # Two tokens a step, the last step cut at the end: ITL sees the bursts, TPOT their mean.
+    assert result.tokens == [[30, 57, 57, 74, 74, 93], [30, 57, 57]]
+    gaps = metrics.itl(np.concatenate(result.tokens), np.array([0, 6, 9]))
+    assert np.rint(gaps * 1e9).tolist() == [27, 0, 17, 0, 19, 27, 0]
 
 
 def test_preemption_by_hand() -> None:
