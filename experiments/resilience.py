@@ -71,13 +71,15 @@ def figure(
 def row(result: Result, found: tuple[float, float, float]) -> dict[str, str]:
     """One case in numbers."""
     s = result.case.summary
+    event, _, what = result.case.name.partition(", ")
     return {
-        "case": result.case.name,
+        "event": event,
+        "with": what,
         "least share": quantity(found[0], "%"),
         f"below {WELL:.0%} for": quantity(found[1], "s"),
-        "well again after": quantity(found[2], "s"),
-        "within, whole run": quantity(s["goodput_fraction"], "%"),
-        "hit by the crash": quantity(s["crashes"]),
+        "well after": quantity(found[2], "s"),
+        "within": quantity(s["goodput_fraction"], "%"),
+        "hit": quantity(s["crashes"]),
         "forwarded": quantity(s["forwarded"]),
         "lost": quantity(sum(s["lost"].values())),
         "GPU-hours": f"{s['gpu_hours']:.1f}",
