@@ -111,8 +111,12 @@ def answer_tokens() -> int:
     return 2 * (TURNS.value + 2) * (DRAFTS.value + 1)
 
 
-def make_device(model: ModelConfig, seats: int, context: int) -> Device:
-    """A device of just this size, whose prompts go side by side through one program."""
+def make_device(model: ModelConfig, seats: int, context: int, params: Any = None) -> Device:
+    """A device of just this size, whose prompts go side by side through one program.
+
+    Args:
+      params: weights; None: random ones.
+    """
     cache = CacheConfig(nextn=DRAFTS.value)
     longest = context + answer_tokens()
     config = EngineConfig(
@@ -122,13 +126,15 @@ def make_device(model: ModelConfig, seats: int, context: int) -> Device:
         max_num_batched_tokens=max(longest, seats * context),
         num_blocks=1 + 2 * seats * blocks_needed(longest + 4 * (cache.nextn + 1), cache),
     )
+    most = config.runtime_max_len
     sizes = Buckets(
         sequences=(seats,),
         prompt=tuple(sorted({context, longest})),
-        blocks=(blocks_needed(config.runtime_max_len, cache),),
+        blocks=tuple(sorted({blocks_needed(context, cache), blocks_needed(most, cache)})),
         prompts=seats,
     )
-    params = jax.jit(lambda key: initialise(model_parameters(model), key))(jax.random.key(0))
+    if params is None:
+        params = jax.jit(lambda key: initialise(model_parameters(model), key))(jax.random.key(0))
     return Device(params, model, config, buckets=sizes, format=FORMAT.value)
 
 
