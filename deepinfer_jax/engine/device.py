@@ -1,15 +1,14 @@
 """The device as a loop sees it: queue a plan's forward pass, queue its sampling, wait for it.
 
-Nothing here waits but `wait`. Every program is compiled at its first use, one per bucket; from then
-on a new trace is an error (`jax.no_tracing`), and so is any transfer that is not written down here.
+Nothing here waits but `Pending.wait`. Every program is compiled at its first use, one per bucket.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jax.sharding import SingleDeviceSharding
 
 from deepinfer_jax.cache.paged import PagedMemory
 from deepinfer_jax.cache.snapshots import Image
-from deepinfer_jax.config import EngineConfig, ModelConfig, Role
+from deepinfer_jax.config import EngineConfig, ModelConfig
 from deepinfer_jax.engine import pack, penalties
 from deepinfer_jax.engine.answer import Answer, answer_of
 from deepinfer_jax.engine.device_state import create_state, reach
@@ -26,13 +25,12 @@ from deepinfer_jax.engine.grammar import EVERYTHING
 from deepinfer_jax.engine.images import Images
 from deepinfer_jax.engine.logprobs import Logprobs
 from deepinfer_jax.engine.plan import PlanRow, RowOutcome, StepOutcome, StepPlan
+from deepinfer_jax.engine.programs import Programs, rehearsals
 from deepinfer_jax.engine.request import Hit, Request
 from deepinfer_jax.engine.sampling import PackedSampling
 from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
 from deepinfer_jax.engine.step import Step, StepOutput
-from deepinfer_jax.layout import blocks_needed
 from deepinfer_jax.model.numerics import RELEASED, Numerics
-from deepinfer_jax.rules import require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +42,16 @@ class Pending:
     prompts: tuple[tuple[Sequence[PlanRow], Logprobs], ...]  # chunks side by side, and a report
     queued: float  # when its forward pass was queued
 
+    def wait(self, requests: Sequence[Request]) -> tuple[StepOutcome, float]:
+        """Block until the step is over: what it found, row by row, and the sum over verified drafts
+        of |chance of acceptance - confidence|.
+        """
+        output, reports = jax.device_get((self.output, [r for _, r in self.prompts]))
+        note_prompts(self.plan, [rows for rows, _ in self.prompts], reports, requests)
+        return outcome_of(self.plan, output, requests)
 
-class Device:
+
+class Device(Programs):
     """Weights, one state tree, and the programs that advance it."""
 
     def __init__(
@@ -59,8 +65,12 @@ class Device:
         format: str = "values",
         numerics: Numerics = RELEASED,
         token_map: Any = None,
+        compiler_options: dict[str, Any] | None = None,
     ) -> None:
         """Memory of the configured size, in the dtype of `params`.
+
+        Args:
+          compiler_options: XLA's, as of `jax.jit`.
 
         Raises:
           ValueError: buckets too small for the configuration, or see `create_state`.
@@ -68,23 +78,10 @@ class Device:
         self.model, self.config = model, config
         self.limits = limits or SamplingLimits()
         self.buckets = buckets or pack.Buckets.of(config)
-        longest = min(config.batched_tokens, config.max_model_len)
-        blocks = blocks_needed(config.runtime_max_len, config.cache)
-        for name, least in (
-            ("sequences", config.max_num_seqs),
-            ("prompt", longest),
-            ("blocks", blocks),
-            ("widths", config.step_rows),
-        ):
-            most = (getattr(self.buckets, name) or (config.step_rows,))[-1]
-            require(
-                most >= least,
-                f"buckets of {name} end at {most}; this engine may need {least}, so add that size",
-            )
+        self.buckets.check(config)
         self.widths = self.buckets.widths or (config.step_rows,)
-        # All in one place and committed to it: a program is traced anew for arrays placed otherwise.
-        self.place = SingleDeviceSharding(jax.devices()[0])
-        self.params = jax.device_put(params, self.place)
+        place = SingleDeviceSharding(jax.devices()[0])
+        self.params = jax.device_put(params, place)
         state = create_state(
             model,
             config,
@@ -92,18 +89,19 @@ class Device:
             format=format,
             dtype=params["embed"].dtype,
         )
-        self.state = jax.device_put(state, self.place)
+        self.state = jax.device_put(state, place)
         step = Step(model, config, self.limits.logprobs, numerics, token_map)
-        self.programs: dict[str, Callable[..., Any]] = {
-            "prompt": jax.jit(step.read_prompt, donate_argnums=1),
-            "decode": jax.jit(step.read_decode, donate_argnums=1),
-            "sample": jax.jit(step.sample, donate_argnums=1),
-            "draft": jax.jit(step.draft, donate_argnums=1),
-            "report": jax.jit(step.report_prompt),
-            "remember": jax.jit(step.remember, donate_argnums=0),
+        jit = functools.partial(jax.jit, compiler_options=compiler_options)
+        programs = {
+            "prompt": jit(step.read_prompt, donate_argnums=1),
+            "decode": jit(step.read_decode, donate_argnums=1),
+            "sample": jit(step.sample, donate_argnums=1),
+            "draft": jit(step.draft, donate_argnums=1),
+            "report": jit(step.report_prompt),
+            "remember": jit(step.remember, donate_argnums=0),
         }
+        super().__init__(programs, place)
         self.images = Images()
-        self.compiled: set[tuple[Any, ...]] = set()  # programs and buckets that were used
         self._packed: tuple[Any, PackedSampling] | None = None  # of the newest batch
         self._prompts: list[tuple[Sequence[PlanRow], Logprobs]] = []
         self._queued = 0.0
@@ -120,29 +118,17 @@ class Device:
                 self._read_prompts(plan.rows[group], requests[group], at)
         elif plan.rows:
             self._draft_first(plan, requests)
-            batch = pack.pack_decode(plan.rows, self.buckets, reach(self.model), plan.drafts)
-            self.state = self._run("decode", self.params, self.state, batch)
+            width, drafts = plan.rows[0].q, plan.drafts
+            batch = pack.pack_decode(plan.rows, self.buckets, reach(self.model), width, drafts)
+            self.state = self.run("decode", self.params, self.state, batch)
 
     def sample(self, plan: StepPlan, requests: Sequence[Request]) -> Pending:
         """Queue verification, draws and drafts; all steps before must be committed."""
         output = None
         if any(row.last_chunk for row in plan.rows):
             batch = self._sample_batch(plan, requests)
-            self.state, output = self._run("sample", self.params, self.state, batch)
+            self.state, output = self.run("sample", self.params, self.state, batch)
         return Pending(plan, output, tuple(self._prompts), self._queued)
-
-    def wait(self, pending: Pending, requests: Sequence[Request]) -> tuple[StepOutcome, float]:
-        """Block until the step is over: what it found, row by row, and the sum over verified drafts
-        of |chance of acceptance - confidence|.
-        """
-        output, reports = jax.device_get((pending.output, [r for _, r in pending.prompts]))
-        for (rows, _), report in zip(pending.prompts, reports, strict=True):
-            for i, row in enumerate(rows):
-                _note_prompt(requests[pending.plan.index[row.request_id]], row, report, i)
-        if output is None:
-            return StepOutcome(tuple(RowOutcome() for _ in pending.plan.rows)), 0.0
-        found = tuple(_outcome(output, i, r) for i, r in enumerate(requests))
-        return StepOutcome(found), float(output.confidence_error[: len(found)].sum())
 
     def snapshot(self, slot: int, position: int) -> Image:
         """A stored image of the newest memory, for a `PrefixCache`; queued, not waited for."""
@@ -157,18 +143,8 @@ class Device:
             hit = Hit(0, 0, image=self.snapshot(0, 0))
             row = PlanRow(-1, 1, 1, (0,), (), (0,), 0, first=True, hit=hit)
             self._keep_memory(self.images.restore(self.state.memory, (row,)))
-        prompts = self.buckets.prompt if self.config.role != Role.COMPLETION else ()
-        for width, blocks in itertools.product(prompts, self.buckets.blocks):
-            row = PlanRow(-1, width, width, (0,) * width, (), (0,) * blocks, 0, last_chunk=False)
-            self._rehearse(StepPlan(-1, True, (row,)), masks)
-        if self.config.role == Role.PROMPT:
-            return
-        first = self.config.role == Role.COMPLETION and self.config.cache.nextn > 0
-        split = 0 if self.config.verification == "confidence" else None
-        shapes = (self.buckets.sequences, self.buckets.blocks, self.widths)
-        for count, blocks, q in itertools.product(*shapes):
-            row = PlanRow(-1, q, q, (0,), (), (0,) * blocks, 0, draft_first=first)
-            self._rehearse(StepPlan(-1, False, (row,) * count, drafts=split), masks)
+        for plan in rehearsals(self.config, self.buckets, self.widths):
+            self._rehearse(plan, masks)
 
     def _rehearse(self, plan: StepPlan, masks: bool) -> None:
         greedy = Answer(SamplingParams(temperature=0.0), seed=0)
@@ -179,10 +155,10 @@ class Device:
             batch = self._sample_batch(plan, requests)
             shape = (*batch.forced.shape, -(-self.model.vocab_size // 32))
             batch = dataclasses.replace(batch, mask=np.full(shape, EVERYTHING, np.int32))
-            self.state, output = self._run("sample", self.params, self.state, batch)
+            self.state, output = self.run("sample", self.params, self.state, batch)
             pending.append(Pending(plan, output, (), 0.0))
         for p in pending:
-            self.wait(p, requests)
+            p.wait(requests)
 
     def resume(self, requests: Sequence[Request]) -> None:
         """Queue what else a slot must know whose state was handed over."""
@@ -200,13 +176,13 @@ class Device:
             if row.first and answer_of(request).params.penalised:
                 self.remember(request)
         batch = pack.pack_prompt(rows, at, self.model, self.config, self.buckets, reach(self.model))
-        self.state, hidden = self._run("prompt", self.params, self.state, batch)
+        self.state, hidden = self.run("prompt", self.params, self.state, batch)
         if any(answer_of(r).params.prompt_logprobs is not None for r in requests):
             following = np.full(batch.tokens.shape, self.model.vocab_size, np.int32)
             for i, (row, request) in enumerate(zip(rows, requests, strict=True)):
                 ids = request.prompt[row.start + 1 : row.k + 1]
                 following[i, : len(ids)] = ids
-            report = self._run("report", self.params, hidden, following)
+            report = self.run("report", self.params, hidden, following)
             self._prompts.append((rows, report))
 
     def _draft_first(self, plan: StepPlan, requests: Sequence[Request]) -> None:
@@ -217,15 +193,13 @@ class Device:
         count = pack.bucket(self.buckets.sequences, len(rows))
         packed = pack.pack_params(asking, count, self.model, self.limits)
         batch = pack.pack_drafts(rows, packed)
-        self.state = self._run("draft", self.params, self.state, batch)
+        self.state = self.run("draft", self.params, self.state, batch)
 
     def remember(self, request: Request) -> None:
         """Queue that a request's slot knows its tokens, for penalties."""
-        counts = np.zeros(self.model.vocab_size, np.int32)
-        prompt, output = np.split(np.array(request.tokens), [request.prompt_length])
-        np.add.at(counts, output, penalties.IN_OUTPUT)
-        counts[prompt] |= penalties.IN_PROMPT
-        self.state = self._run("remember", self.state, (np.int32(request.slot), counts))
+        vocabulary = self.model.vocab_size
+        counts = penalties.history_of(request.tokens, request.prompt_length, vocabulary)
+        self.state = self.run("remember", self.state, (np.int32(request.slot), counts))
 
     def _sample_batch(self, plan: StepPlan, requests: Sequence[Request]) -> pack.SampleBatch:
         count = pack.bucket(self.buckets.sequences, len(plan.rows))
@@ -242,16 +216,27 @@ class Device:
             self._packed = key, jax.device_put(made, self.place)
         return self._packed[1]
 
-    def _run(self, name: str, *arguments: Any) -> Any:
-        """Queue a program; the last argument is the host's. Only the first use of a shape traces."""
-        *held, batch = arguments
-        leaves, tree = jax.tree.flatten(batch)
-        key = (name, tree, *((x.shape, x.dtype) for x in leaves))
-        if key not in self.compiled:
-            self.compiled.add(key)
-            return self.programs[name](*held, jax.device_put(batch, self.place))
-        with jax.no_tracing(), jax.transfer_guard("disallow"):
-            return self.programs[name](*held, jax.device_put(batch, self.place))
+
+def note_prompts(
+    plan: StepPlan,
+    chunks: Sequence[Sequence[PlanRow]],
+    reports: Sequence[Logprobs],
+    requests: Sequence[Request],
+) -> None:
+    """What fetched reports say of the prompts of a plan, group of chunks by group."""
+    for rows, report in zip(chunks, reports, strict=True):
+        for i, row in enumerate(rows):
+            _note_prompt(requests[plan.index[row.request_id]], row, report, i)
+
+
+def outcome_of(
+    plan: StepPlan, output: StepOutput | None, requests: Sequence[Request]
+) -> tuple[StepOutcome, float]:
+    """See `Pending.wait`; `output` was fetched, None where nobody sampled."""
+    if output is None:
+        return StepOutcome(tuple(RowOutcome() for _ in plan.rows)), 0.0
+    found = tuple(_outcome(output, i, r) for i, r in enumerate(requests))
+    return StepOutcome(found), float(output.confidence_error[: len(found)].sum())
 
 
 def _note_prompt(request: Request, row: PlanRow, report: Logprobs, i: int) -> None:

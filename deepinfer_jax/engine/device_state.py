@@ -55,6 +55,8 @@ class DeviceState:
     proposed: Proposed
     flight: Flight
     history: jax.Array  # int32 [slots, V], `penalties`; kept for requests that have some
+    visits: jax.Array  # int32 [W, L, E] rows of the newest W decode steps that each expert got
+    decoded: jax.Array  # int32 [] decode steps so far; the newest is at (decoded - 1) % W
 
 
 def reach(model: ModelConfig) -> int:
@@ -69,6 +71,7 @@ def create_state(
     rows: int,
     format: str = "values",
     dtype: DTypeLike = jnp.bfloat16,
+    window: int = 0,
 ) -> DeviceState:
     """Empty memory for an engine.
 
@@ -76,6 +79,7 @@ def create_state(
       rows: of a flight, at least max_num_seqs.
       format: of the memory, "values" or "bytes".
       dtype: of the model.
+      window: decode steps whose routing is counted, W.
 
     Raises:
       ValueError: drafts asked of a model without a drafter, or a cache that does not fit.
@@ -115,7 +119,18 @@ def create_state(
             final=ints(rows),
         ),
         history=penalties.create(config.num_slots, vocabulary),
+        visits=ints(window, model.num_layers, model.num_experts),
+        decoded=ints(),
     )
+
+
+def count_visits(state: DeviceState, visits: jax.Array) -> DeviceState:
+    """The state with a decode step's routing int32 [L, E] counted, if it counts any."""
+    window = state.visits.shape[0]
+    if window == 0:
+        return state
+    counted = state.visits.at[state.decoded % window].set(visits)
+    return dataclasses.replace(state, visits=counted, decoded=state.decoded + 1)
 
 
 def write_rows(flight: Flight, at: Any, **fields: jax.Array) -> Flight:

@@ -65,7 +65,8 @@ class LLM:
           curves: folder that keeps step times for verification "confidence", see `measure.chooser`.
           grammar_timeout: seconds that a grammar may take to compile.
           record: gets each committed step.
-          device: keywords of each `device.Device`: buckets, limits, format, numerics, token_map.
+          device: keywords of each `device.Device`: buckets, limits, format, numerics, token_map,
+            compiler_options.
 
         Raises:
           ValueError: a configuration does not fit the model, or roles that cannot generate.

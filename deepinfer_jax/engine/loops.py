@@ -11,8 +11,10 @@ Source: the chapter, sections 11.7 and 11.8.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
+from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.engine.device import Device, Pending
 from deepinfer_jax.engine.device_state import reach
 from deepinfer_jax.engine.draft_lengths import Chooser
@@ -26,13 +28,31 @@ from deepinfer_jax.rules import require
 News = list[RequestOutput]
 
 
-class Engine:
-    """A scheduler, its device, and the sampled step in flight."""
+class Sampled(Protocol):
+    """A sampled step that was not waited for."""
+
+    @property
+    def plan(self) -> StepPlan:
+        """What it holds."""
+        ...
+
+    @property
+    def queued(self) -> float:
+        """When its forward pass was queued, `time.perf_counter`."""
+        ...
+
+    def wait(self, requests: Sequence[Request]) -> tuple[StepOutcome, float]:
+        """See `Pending.wait`."""
+        ...
+
+
+class Rank:
+    """A scheduler, and what makes its steps history: the part of an engine that a group has too."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        device: Device,
+        model: ModelConfig,
         record: Callable[[StepRecord], None] | None = None,
     ) -> None:
         """`record` gets each committed step that had rows.
@@ -40,17 +60,14 @@ class Engine:
         Raises:
           ValueError: the scheduler gives n-grams another lookback than the model's.
         """
-        needed = reach(device.model)
+        needed = reach(model)
         require(
             scheduler.lookback == needed,
             f"the scheduler gives {scheduler.lookback} ids before a row and the model's n-grams "
             f"reach back to {needed}; make it with lookback {needed}",
         )
-        self.scheduler, self.device, self.record = scheduler, device, record
-        self.flying: Pending | None = None
+        self.scheduler, self.record = scheduler, record
         self._ended = 0.0  # when the newest committed step was over
-
-    # What a caller needs; a `pair.Pair` has the same
 
     def check(self, request: Request) -> None:
         """See `validation.check_request`."""
@@ -74,38 +91,14 @@ class Engine:
         """Whether a request decodes."""
         return bool(self.scheduler.roster.running)
 
-    def call(self) -> News:
-        """One call of the configured loop."""
-        return overlap_call(self) if self.scheduler.config.overlap else normal_call(self)
-
-    def land(self) -> News:
-        """Commit the step in flight, if there is one."""
-        return land(self)
-
-    def warm_up(self, masks: bool = False, images: bool = False) -> None:
-        """See `Device.warm_up`."""
-        self.device.warm_up(masks, images)
-
-    # Helpers of both loops
-
     def requests(self, plan: StepPlan) -> list[Request]:
         """The requests of a plan's rows."""
         return [self.scheduler.roster.requests[row.request_id] for row in plan.rows]
 
-    def forward(self, plan: StepPlan) -> None:
-        """Queue the backbone; the plan is in flight from now on."""
-        self.device.forward(plan, self.requests(plan))
-        self.scheduler.launch(plan)
-
-    def sample(self, plan: StepPlan) -> tuple[Pending, News]:
-        """Queue sampling; requests whose grammar failed while masks were made end here."""
-        pending = self.device.sample(plan, self.requests(plan))
-        return pending, self._failed(self.requests(plan))
-
-    def commit(self, pending: Pending) -> News:
+    def commit(self, pending: Sampled) -> News:
         """Wait for a step and make it history; grammars follow the tokens that count."""
         plan, requests = pending.plan, self.requests(pending.plan)
-        outcome, error = self.device.wait(pending, requests)
+        outcome, error = pending.wait(requests)
         news = self.scheduler.commit(plan, outcome)
         by_id = {r.request_id: r for r in requests}
         for output in news:
@@ -115,22 +108,23 @@ class Engine:
         self._observe(pending)
         if self.record is not None and plan.rows:
             self.record(self._record(pending, outcome, error, news))
-        return news + self._failed(requests)
+        return news + self.failed(requests)
 
-    def _observe(self, pending: Pending) -> None:
+    def failed(self, requests: list[Request]) -> News:
+        """End those whose grammar failed."""
+        wrong = [r for r in requests if r.grammar is not None and r.grammar.error]
+        ended = [self.scheduler.abort(r.request_id, Status.GRAMMAR_FAILED) for r in wrong]
+        return [output for output in ended if output is not None]
+
+    def _observe(self, pending: Sampled) -> None:
         """A step took the time since it was queued, or since the device was done with the last."""
         began, self._ended = max(pending.queued, self._ended), time.perf_counter()
         plan, chooser = pending.plan, self.scheduler.lengths
         if isinstance(chooser, Chooser) and plan.rows and not plan.is_prompt:
             chooser.observe(len(plan.rows), plan.rows[0].q, 1e3 * (self._ended - began))
 
-    def _failed(self, requests: list[Request]) -> News:
-        wrong = [r for r in requests if r.grammar is not None and r.grammar.error]
-        ended = [self.scheduler.abort(r.request_id, Status.GRAMMAR_FAILED) for r in wrong]
-        return [output for output in ended if output is not None]
-
     def _record(
-        self, pending: Pending, outcome: StepOutcome, error: float, news: News
+        self, pending: Sampled, outcome: StepOutcome, error: float, news: News
     ) -> StepRecord:
         plan, roster, nextn = pending.plan, self.scheduler.roster, self.scheduler.config.cache.nextn
         rows = [] if plan.is_prompt else list(zip(plan.rows, outcome.rows, strict=True))
@@ -153,6 +147,43 @@ class Engine:
             blocks_used=blocks.used_count,
             blocks=blocks.size - 1,
         )
+
+
+class Engine(Rank):
+    """A scheduler, its device, and the sampled step in flight. A `pair.Pair` is called alike."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        device: Device,
+        record: Callable[[StepRecord], None] | None = None,
+    ) -> None:
+        """See `Rank`."""
+        super().__init__(scheduler, device.model, record)
+        self.device = device
+        self.flying: Pending | None = None
+
+    def call(self) -> News:
+        """One call of the configured loop."""
+        return overlap_call(self) if self.scheduler.config.overlap else normal_call(self)
+
+    def land(self) -> News:
+        """Commit the step in flight, if there is one."""
+        return land(self)
+
+    def warm_up(self, masks: bool = False, images: bool = False) -> None:
+        """See `Device.warm_up`."""
+        self.device.warm_up(masks, images)
+
+    def forward(self, plan: StepPlan) -> None:
+        """Queue the backbone; the plan is in flight from now on."""
+        self.device.forward(plan, self.requests(plan))
+        self.scheduler.launch(plan)
+
+    def sample(self, plan: StepPlan) -> tuple[Pending, News]:
+        """Queue sampling; requests whose grammar failed while masks were made end here."""
+        pending = self.device.sample(plan, self.requests(plan))
+        return pending, self.failed(self.requests(plan))
 
 
 def normal_call(engine: Engine) -> News:

@@ -18,7 +18,7 @@ from deepinfer_jax.config import EngineConfig, ModelConfig
 from deepinfer_jax.engine import sampling
 from deepinfer_jax.engine.answer import answer_of
 from deepinfer_jax.engine.grammar import Constraint, batch_masks
-from deepinfer_jax.engine.plan import PlanRow
+from deepinfer_jax.engine.plan import PlanRow, StepPlan
 from deepinfer_jax.engine.request import Request
 from deepinfer_jax.engine.sampling import PackedSampling
 from deepinfer_jax.engine.sampling_params import SamplingLimits
@@ -38,6 +38,7 @@ class Buckets:
     prompts: int = 1  # chunks computed side by side; a prompt step runs as many such groups
     widths: tuple[int, ...] = ()  # query rows of a request in a decode step, for verification
     # "confidence"; (): all its drafts and one more
+    flight_rows: int = 0  # of a flight, where it must hold larger steps; 0: as many as these need
 
     def __post_init__(self) -> None:
         for name in ("sequences", "prompt", "blocks", "widths"):
@@ -59,10 +60,41 @@ class Buckets:
             widths=_geometric(config.step_rows, 1, 2) if config.verification != "fixed" else (),
         )
 
+    def check(self, config: EngineConfig) -> None:
+        """Whether every step of an engine finds its bucket.
+
+        Raises:
+          ValueError: the first kind of bucket that ends too early.
+        """
+        longest = min(config.batched_tokens, config.max_model_len)
+        needed = {
+            "sequences": config.max_num_seqs,
+            "prompt": longest,
+            "blocks": blocks_needed(config.runtime_max_len, config.cache),
+            "widths": config.step_rows,
+        }
+        for name, least in needed.items():
+            most = (getattr(self, name) or (least,))[-1]
+            require(
+                most >= least,
+                f"buckets of {name} end at {most}; this engine may need {least}, so add that size",
+            )
+
+    def narrowed(self, plans: Sequence[StepPlan]) -> Buckets:
+        """The one bucket of each kind that holds the steps of all ranks, which share a program."""
+        rows = [row for plan in plans for row in plan.rows]
+        return dataclasses.replace(
+            self,
+            sequences=(bucket(self.sequences, max(len(plan.rows) for plan in plans)),),
+            prompt=(bucket(self.prompt, min(self.prompt[-1], max(row.q for row in rows))),),
+            blocks=(bucket(self.blocks, max(len(row.blocks) for row in rows)),),
+            flight_rows=self.rows,
+        )
+
     @property
     def rows(self) -> int:
         """Rows of a flight that hold any step."""
-        return -(-self.sequences[-1] // self.prompts) * self.prompts
+        return self.flight_rows or -(-self.sequences[-1] // self.prompts) * self.prompts
 
 
 def _geometric(most: int, least: int, step: int) -> tuple[int, ...]:
@@ -162,7 +194,7 @@ def pack_prompt(
     """At most `buckets.prompts` chunks, the first of them in row `at` of the flight."""
     count = buckets.prompts
     cache = config.cache
-    width = bucket(buckets.prompt, max(row.q for row in rows))
+    width = bucket(buckets.prompt, max((row.q for row in rows), default=0))
     kept = [r.total - cache.keep if cache.truncation != "off" else 0 for r in rows]
     tokens = np.zeros((count, width), np.int32)
     for i, row in enumerate(rows):
@@ -179,9 +211,9 @@ def pack_prompt(
 
 
 def pack_decode(
-    rows: Sequence[PlanRow], buckets: Buckets, reach: int, drafts: int | None = None
+    rows: Sequence[PlanRow], buckets: Buckets, reach: int, width: int, drafts: int | None = None
 ) -> DecodeBatch:
-    """All rows of a decode step; `drafts` as in `StepPlan`."""
+    """All rows of a decode step, of at most `width` query rows each; `drafts` as in `StepPlan`."""
     count = bucket(buckets.sequences, len(rows))
     none = buckets.rows
     remap = [none if row.remap is None else row.remap for row in rows]
@@ -191,7 +223,7 @@ def pack_decode(
         remap=column(remap, count, none),
         read_slots=column([row.read_slot for row in rows], count),
         drafts=None if drafts is None else np.int32(drafts),
-        width=rows[0].q,
+        width=width,
     )
 
 
@@ -208,7 +240,7 @@ def pack_drafts(rows: Sequence[PlanRow], packed: PackedSampling) -> DraftBatch:
 
 
 def _rowwise(rows: Sequence[PlanRow], count: int, buckets: Buckets, reach: int) -> Rowwise:
-    width = bucket(buckets.blocks, max(len(row.blocks) for row in rows))
+    width = bucket(buckets.blocks, max((len(row.blocks) for row in rows), default=0))
     tables = np.zeros((count, width), np.int32)
     lookback = np.full((count, reach), -1, np.int32)
     for i, row in enumerate(rows):

@@ -15,8 +15,11 @@ occurrence costs `frequency`; the prompt does not count.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 IN_PROMPT, IN_OUTPUT = 1, 2  # what one occurrence adds to a cell
@@ -25,6 +28,15 @@ IN_PROMPT, IN_OUTPUT = 1, 2  # what one occurrence adds to a cell
 def create(slots: int, vocab_size: int) -> jax.Array:
     """Empty histories: int32 [slots, V]."""
     return jnp.zeros((slots, vocab_size), jnp.int32)
+
+
+def history_of(tokens: Sequence[int], prompt_length: int, vocab_size: int) -> np.ndarray:
+    """The row int32 [V] of a request that has these tokens so far, made on the host."""
+    counts = np.zeros(vocab_size, np.int32)
+    prompt, output = np.split(np.array(tokens), [prompt_length])
+    np.add.at(counts, output, IN_OUTPUT)
+    counts[prompt] |= IN_PROMPT
+    return counts
 
 
 def forget(history: jax.Array, slots: jax.Array) -> jax.Array:

@@ -17,7 +17,13 @@ from deepinfer_jax.cache.paged import PagedMemory, bind
 from deepinfer_jax.config import EngineConfig, ModelConfig, Role
 from deepinfer_jax.engine import logprobs, penalties
 from deepinfer_jax.engine.correction import device_k
-from deepinfer_jax.engine.device_state import DeviceState, Flight, Proposed, write_rows
+from deepinfer_jax.engine.device_state import (
+    DeviceState,
+    Flight,
+    Proposed,
+    count_visits,
+    write_rows,
+)
 from deepinfer_jax.engine.draft_lengths import cumulative, split
 from deepinfer_jax.engine.pack import DecodeBatch, DraftBatch, PromptBatch, SampleBatch
 from deepinfer_jax.engine.sampling import RowContext, process
@@ -26,6 +32,7 @@ from deepinfer_jax.engine.verify import Proposals, noise, verify
 from deepinfer_jax.model import backbone, draft
 from deepinfer_jax.model.numerics import RELEASED, Numerics
 from deepinfer_jax.model.rows import take, text_rows
+from deepinfer_jax.parallel.mesh import ALONE, Parallel
 
 Params = dict[str, Any]
 
@@ -53,6 +60,7 @@ class Step:
     alternatives: int = 20  # log-probabilities reported per token
     numerics: Numerics = RELEASED
     token_map: Any = None  # int32 [V], see `model.rows.text_rows`
+    parallel: Parallel = ALONE  # the ranks that step together
 
     def read_prompt(
         self, params: Params, state: DeviceState, batch: PromptBatch
@@ -78,6 +86,7 @@ class Step:
             truncation=cache.truncation,
             keep=cache.keep,
             numerics=self.numerics,
+            parallel=self.parallel,
         )
         end = jnp.maximum(made.rows.count - 1, 0)
         last = take(batch.tokens, jnp.maximum(given.count - 1, 0), 1)
@@ -108,7 +117,9 @@ class Step:
             token_map=self.token_map,
         )
         memory = bind(state.memory, given.slots, given.tables)
-        made, memory = backbone.forward(params, self.model, rows, memory, numerics=self.numerics)
+        made, memory = backbone.forward(
+            params, self.model, rows, memory, numerics=self.numerics, parallel=self.parallel
+        )
         flight = write_rows(
             state.flight,
             0,
@@ -118,7 +129,7 @@ class Step:
             tail=tail,
             hidden=_padded_rows(made.hidden, self.config.step_rows - batch.width),
         )
-        return _rested(state, memory, flight)
+        return count_visits(_rested(state, memory, flight), made.visits)
 
     def sample(
         self, params: Params, state: DeviceState, batch: SampleBatch
@@ -146,8 +157,8 @@ class Step:
                 verdict.final, position, batch.slots, batch.draft_slots, batch.packed
             )
             proposed, drafted = self._propose(params, state, drafting)
-        new = DeviceState(
-            memory=state.memory,
+        new = dataclasses.replace(
+            state,
             proposed=proposed,
             flight=write_rows(state.flight, 0, accepted=verdict.accepted, final=verdict.final),
             history=penalties.see_output(state.history, batch.slots, verdict.tokens),
@@ -216,6 +227,7 @@ class Step:
             self.config.cache.nextn,
             choose=sampler,
             numerics=self.numerics,
+            parallel=self.parallel,
         )
         new, at, old = sampler.proposals(made.tokens), batch.draft_slots, state.proposed
         proposed = Proposed(

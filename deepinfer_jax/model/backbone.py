@@ -24,6 +24,7 @@ from deepinfer_jax.model.indexer import Selection, select
 from deepinfer_jax.model.numerics import RELEASED, Angles, Numerics, frequencies, linear, rms_norm
 from deepinfer_jax.model.rows import Rows, last, take
 from deepinfer_jax.model.topology import Layer, Mode, topology
+from deepinfer_jax.parallel.mesh import ALONE, Parallel
 from deepinfer_jax.rules import TRUNCATION_MODES, require
 
 M = TypeVar("M", bound=Memory)
@@ -48,6 +49,7 @@ def forward(
     truncation: str = "off",
     keep: int = 0,
     numerics: Numerics = RELEASED,
+    parallel: Parallel = ALONE,
 ) -> tuple[Output, M]:
     """One step.
 
@@ -58,6 +60,8 @@ def forward(
       truncation: "off", "mask" or "compact"; prompts only.
       keep: for "compact", how many last rows of each sequence pass the boundary; at least the rows
         from `rows.kept_start` on.
+      parallel: the ranks that share experts and Engram tables, under `jax.shard_map`; `params` then
+        hold this rank's part of them, `rows` and `memory` are this rank's own.
 
     Raises:
       ValueError: unknown `truncation`, or "compact" without `keep`.
@@ -70,7 +74,8 @@ def forward(
         truncation != "compact" or keep > 0,
         f"keep is {keep} with truncation 'compact'; give the rows to keep",
     )
-    step = _Step(config, truncation != "off", keep if truncation == "compact" else None, numerics)
+    kept = keep if truncation == "compact" else None
+    step = _Step(config, truncation != "off", kept, numerics, parallel)
     return step.run(params, rows, memory)
 
 
@@ -88,6 +93,7 @@ class _Step:
     truncated: bool
     keep: int | None
     numerics: Numerics
+    parallel: Parallel
 
     def run(self, params: dict[str, Any], rows: Rows, memory: M) -> tuple[Output, M]:
         config = self.config
@@ -98,7 +104,9 @@ class _Step:
             if "engram" in weights:
                 at = config.engram.layer_ids.index(layer.id)  # type: ignore[union-attr]
                 looked_up = rows.engram[at]
-                state = engram.apply(weights["engram"], config, state, looked_up, rows.is_image)
+                state = engram.apply(
+                    weights["engram"], config, state, looked_up, rows.is_image, self.parallel
+                )
             x = rms_norm(streams.collapse(state, pre), weights["attn_norm"], config.norm_eps)
             if layer.mode is Mode.FULL:
                 memory = remember(weights, config, layer, x, rows, memory, self.numerics)
@@ -110,7 +118,7 @@ class _Step:
             y, selection, memory = self._attention(weights, layer, x, rows, memory, selection)
             state, pre = streams.expand(state, mixed, y), mixed.pre
             state, pre, visited = feed_forward(
-                weights, config, state, pre, rows, config.num_active_experts
+                weights, config, state, pre, rows, config.num_active_experts, self.parallel
             )
             visits.append(visited)
         if features:
@@ -199,9 +207,10 @@ def feed_forward(
     pre: jax.Array,
     rows: Rows,
     active: int,
+    parallel: Parallel,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The expert sublayer: streams, next `pre`, and visits int32 [E]."""
     mixed = streams.mix(weights["ffn_mix"], config, state)
     x = rms_norm(streams.collapse(state, pre), weights["ffn_norm"], config.norm_eps)
-    y, visits = experts.moe(weights["moe"], config, x, rows.valid, rows.is_image, active)
+    y, visits = experts.moe(weights["moe"], config, x, rows.valid, rows.is_image, active, parallel)
     return streams.expand(state, mixed, y), mixed.pre, visits

@@ -22,6 +22,7 @@ from deepinfer_jax.model import attention, streams
 from deepinfer_jax.model.backbone import embed, feed_forward
 from deepinfer_jax.model.numerics import RELEASED, Angles, Numerics, frequencies, linear, rms_norm
 from deepinfer_jax.model.rows import Rows
+from deepinfer_jax.parallel.mesh import ALONE, Parallel
 
 Choose = Callable[[jax.Array, int], jax.Array]
 """(logits float32 [S, V], index of the draft) -> token int32 [S]: how a draft is picked."""
@@ -53,6 +54,7 @@ def propose(
     *,
     choose: Choose = greedy,
     numerics: Numerics = RELEASED,
+    parallel: Parallel = ALONE,
 ) -> Drafts:
     """Draft `count` tokens after `token`.
 
@@ -62,8 +64,9 @@ def propose(
       position: its position, int32 [S]; the rings hold what lies before it.
       count: block length N.
       choose: how to pick a draft; `greedy` by default.
+      parallel: as for `backbone.forward`.
     """
-    hidden = block_hidden(params, config, token, position, memory, count, numerics)
+    hidden = block_hidden(params, config, token, position, memory, count, numerics, parallel)
     normed = rms_norm(hidden, params["draft"]["norm"], config.norm_eps)
     base = linear(normed, params["head"], jnp.dtype(jnp.float32))
     return _markov(params["draft"], hidden, base, token, choose)
@@ -77,6 +80,7 @@ def block_hidden(
     memory: Memory,
     count: int,
     numerics: Numerics,
+    parallel: Parallel = ALONE,
 ) -> jax.Array:
     """Collapsed streams [S, N, D] of the block, before the last norm."""
     rows = _block_rows(config, token, position, count)
@@ -91,7 +95,7 @@ def block_hidden(
         y = _attention(weights["attn"], config, x, history, rows, angles, numerics)
         state, pre = streams.expand(state, mixed, y), mixed.pre
         active = config.draft.num_active_experts
-        state, pre, _ = feed_forward(weights, config, state, pre, rows, active)
+        state, pre, _ = feed_forward(weights, config, state, pre, rows, active, parallel)
     return streams.collapse(state, pre)
 
 

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.numerics import linear
+from deepinfer_jax.parallel.exchange import look_up
+from deepinfer_jax.parallel.mesh import ALONE, Parallel
 
 _MIN_DOT = 1e-6  # the gate's root is taken no closer to zero
 
@@ -22,6 +24,7 @@ def apply(
     streams: jax.Array,
     rows: jax.Array,
     is_image: jax.Array,
+    parallel: Parallel = ALONE,
 ) -> jax.Array:
     """The streams with one Engram layer's memory added; image tokens keep theirs unchanged.
 
@@ -33,11 +36,12 @@ def apply(
       rows: table rows of each token, int32 [S, Q, rows_per_token], from `engram_rows.row_ids`; what
         stands at image tokens is not used.
       is_image: bool [S, Q].
+      parallel: the ranks that share the table.
 
     Returns:
       [S, Q, n, D] in the dtype of `streams`.
     """
-    keys, value = _look_up(params, streams, rows)
+    keys, value = _look_up(params, streams, rows, parallel)
     hidden = streams.astype(jnp.float32)
     gate = _gate(params, config, hidden, keys)
     gate = jnp.where(is_image[..., None], 0, gate)
@@ -45,11 +49,15 @@ def apply(
 
 
 def _look_up(
-    params: dict[str, Any], streams: jax.Array, rows: jax.Array
+    params: dict[str, Any], streams: jax.Array, rows: jax.Array, parallel: Parallel
 ) -> tuple[jax.Array, jax.Array]:
     """Keys [S, Q, n, D] and value [S, Q, 1, D], float32 but rounded to the streams' dtype."""
     *batch, n, width = streams.shape
-    memory = jnp.take(params["table"], rows, axis=0, mode="clip").reshape(*batch, -1)
+    if parallel.engram:
+        memory = look_up(params["table"], rows, parallel.engram)
+    else:
+        memory = jnp.take(params["table"], rows, axis=0, mode="clip")
+    memory = memory.reshape(*batch, -1)
     projected = linear(memory.astype(streams.dtype), params["wkv"]).astype(jnp.float32)
     projected = projected.reshape(*batch, n + 1, width)
     return projected[..., :n, :], projected[..., n:, :]

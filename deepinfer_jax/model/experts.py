@@ -16,8 +16,11 @@ import jax.numpy as jnp
 
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.numerics import linear
+from deepinfer_jax.parallel.exchange import exchange
+from deepinfer_jax.parallel.mesh import ALONE, Parallel
 
 MIN_BLOCK, MAX_BLOCK = 16, 64  # rows an expert multiplies at a time
+COPY_STRIDE = 23333  # spreads the rows of a step over the copies of an expert
 
 
 def moe(
@@ -27,20 +30,25 @@ def moe(
     valid: jax.Array,
     is_image: jax.Array,
     active: int,
+    parallel: Parallel = ALONE,
 ) -> tuple[jax.Array, jax.Array]:
-    """The layer's output [S, Q, D] and how many rows each expert got, int32 [E].
+    """The layer's output [S, Q, D] and how many of these rows each expert got, int32 [E].
 
     Args:
       x: normed input [S, Q, D].
       valid: bool [S, Q]; other rows visit no routed expert.
       is_image: bool [S, Q]; they are routed under `bias_image`.
       active: experts per token.
+      parallel: the ranks that share the experts' weights.
     """
     flat = x.reshape(-1, x.shape[-1])
     chosen, weight = route(params, config, flat, is_image.reshape(-1), active)
     count = params["router"].shape[0]
     chosen = jnp.where(valid.reshape(-1, 1), chosen, count)
-    routed = grouped(params, config, flat, chosen, weight)
+    if parallel.experts:
+        routed = _elsewhere(params, config, flat, chosen, weight, parallel)
+    else:
+        routed = grouped(params, config, flat, _slots(params, chosen, 0), weight)
     hidden = _activate(linear(flat, params["shared_gate_up"]), config, None)
     shared = linear(hidden, params["shared_down"], jnp.dtype(jnp.float32))
     visits = jnp.zeros(count, jnp.int32).at[chosen.reshape(-1)].add(1, mode="drop")
@@ -59,6 +67,48 @@ def route(
     return chosen, weight * config.routed_scaling
 
 
+def _slots(params: dict[str, Any], chosen: jax.Array, rank: jax.Array | int) -> jax.Array:
+    """Physical slots of chosen experts int32 [T, k]: the experts themselves, or a copy of each.
+
+    The copy depends on rank and row alone. Source: the released DeepInfer 0.1.0.
+    """
+    if "placement" not in params:
+        return chosen
+    table, replicas = params["placement"]["table"], params["placement"]["replicas"]
+    expert = jnp.minimum(chosen, replicas.shape[0] - 1)
+    row = jnp.arange(chosen.shape[0], dtype=jnp.int32)[:, None]
+    found = table[expert, (rank + COPY_STRIDE * row) % replicas[expert]]
+    slots = replicas.shape[0] + table.shape[1] - 1
+    return jnp.where(chosen < replicas.shape[0], found, slots)
+
+
+def _elsewhere(
+    params: dict[str, Any],
+    config: ModelConfig,
+    x: jax.Array,
+    chosen: jax.Array,
+    weight: jax.Array,
+    parallel: Parallel,
+) -> jax.Array:
+    """As `grouped`, each expert on the rank that holds it. x [T, D]; chosen and weight [T, k]."""
+    active, local = chosen.shape[1], params["gate_up"].shape[0]
+    slots = _slots(params, chosen, jax.lax.axis_index(parallel.experts))
+
+    def compute(rows: jax.Array, slot: jax.Array, scale: jax.Array) -> jax.Array:
+        return grouped(params, config, rows, slot[:, None], scale[:, None])
+
+    made = exchange(
+        jnp.repeat(x, active, axis=0),
+        slots.reshape(-1),
+        weight.reshape(-1),
+        compute,
+        axes=parallel.experts,
+        local_slots=local,
+        capacity=parallel.capacity,
+    )
+    return made.reshape(*chosen.shape, -1).sum(1)
+
+
 def grouped(
     params: dict[str, Any],
     config: ModelConfig,
@@ -69,6 +119,7 @@ def grouped(
     """float32 [T, D]: each token's experts, weighted and summed; an expert id of E is nobody.
 
     Args:
+      params: `gate_up` and `down` of E experts, or of E slots that hold some.
       x: [T, D].
       chosen: int32 [T, k].
       weight: float32 [T, k].

@@ -118,7 +118,7 @@ def test_the_device_splits_as_the_host_would(confident: Device) -> None:
         plan = one.scheduler.plan()
         one.forward(plan)
         pending, _ = one.sample(plan)
-        outcome, _ = confident.wait(pending, one.requests(plan))
+        outcome, _ = pending.wait(one.requests(plan))
         if not plan.is_prompt and plan.rows:
             width = plan.rows[0].q - 1
             rates = [[*known.get(r.request_id, ()), 0, 0, 0][:width] for r in plan.rows]

@@ -29,7 +29,7 @@ def test_buckets_must_ascend() -> None:
 def test_decode_rows_and_their_padding() -> None:
     fresh = PlanRow(7, 4, 24, (50, 51), (47, 48, 49), (3, 9), 2, draft_slot=1, read_slot=1)
     flying = PlanRow(8, 4, 40, (), (), (4, 5, 6), 1, remap=1, draft_slot=2, read_slot=2)
-    batch = pack_decode([fresh, flying], BUCKETS, reach=3)
+    batch = pack_decode([fresh, flying], BUCKETS, reach=3, width=4)
     none = BUCKETS.rows
     np.testing.assert_array_equal(batch.remap, [none, 1, none, none])
     np.testing.assert_array_equal(batch.tokens, [50, 0, 0, 0])

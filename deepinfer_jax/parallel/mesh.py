@@ -1,0 +1,73 @@
+"""The mesh of an engine, and which logical axes of weights its axes divide.
+
+Attention is data parallel: each engine rank has its own sequences, slots and blocks, and a copy of
+every weight that is not an expert's or a row of an Engram table. The same devices divide the experts
+(DP = EP): an expert group is a set of engines that together hold each expert. Engram tables are
+divided over all devices. Source: the released DeepInfer 0.1.0; the chapter, section 11.1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, PartitionSpec
+
+from deepinfer_jax.rules import require
+
+GROUP, ENGINE = "group", "engine"
+AXES = (GROUP, ENGINE)
+RANKS = PartitionSpec(AXES)
+"""Of arrays with one entry per engine rank."""
+
+RULES: dict[str, str | tuple[str, ...]] = {"experts": ENGINE, "engram_rows": AXES}
+"""Mesh axes by logical axis (`model.parameters.partitions`); all else is replicated."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallel:
+    """What a step, traced for one rank, must know of the others. The default: there are none.
+
+    `experts` and `engram` name the mesh axes over which expert slots and table rows are divided.
+    """
+
+    experts: tuple[str, ...] = ()
+    engram: tuple[str, ...] = ()
+    capacity: int = 0  # rows one rank sends another at a time; 0: `exchange.fair_capacity`
+
+
+ALONE = Parallel()
+SPREAD = Parallel(experts=(ENGINE,), engram=AXES)
+"""For steps under `jax.shard_map` over the mesh."""
+
+
+def make_mesh(groups: int, engines: int, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh of groups x engines ranks.
+
+    Args:
+      groups: expert groups; each holds every expert.
+      engines: ranks of a group.
+      devices: as many; by default the first ones there are.
+
+    Raises:
+      ValueError: too few devices.
+    """
+    known = list(jax.devices() if devices is None else devices)
+    count = groups * engines
+    require(
+        0 < count <= len(known),
+        f"{groups} groups of {engines} engines on {len(known)} devices; give a device to each rank "
+        "(on CPU: XLA_FLAGS=--xla_force_host_platform_device_count=N)",
+    )
+    return Mesh(
+        np.array(known[:count]).reshape(groups, engines), AXES, axis_types=(AxisType.Auto,) * 2
+    )
+
+
+def ranks(mesh: Mesh) -> int:
+    """Engine ranks of a mesh."""
+    return math.prod(mesh.shape[axis] for axis in AXES)
