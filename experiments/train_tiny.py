@@ -124,7 +124,7 @@ def calibrate(params: Any, decoder: Decoder, unseen: np.ndarray, settings: dict[
     """
     part = settings["held_out"]
     tokens = text.stretches(unseen, part["stretches"], settings["context"])
-    decoder.params = params
+    decoder.use(params)
     prompts = tokens[-part["calibration"] :, : part["prompt"]]
     scale = measure.confidence_scale(*measure.drafted(decoder, prompts, part["generated"]))
     own = params["draft"]
@@ -143,7 +143,7 @@ def summarise(
     part = settings["held_out"]
     tokens = text.stretches(unseen, part["stretches"], settings["context"])
     for decoder in pair:
-        decoder.params = params
+        decoder.use(params)
     prompts = tokens[: part["prompts"], : part["prompt"]]
     return {
         "training_tokens": len(stream),
@@ -199,6 +199,7 @@ def main(run: harness.Run) -> None:
     tokenizer = text.train_tokenizer(training[::4], model.vocab_size)
     stream, held_out = (text.encode(tokenizer, texts) for texts in (training, unseen))
     params = train(model, stream, settings, run.seed, run.workdir)
+    params = jax.device_put(params, jax.devices()[0])  # as loaded weights are: compiled once
     pair = decoders(params, model, settings)
     params = calibrate(params, pair[0], held_out, settings)
     if run.workdir:

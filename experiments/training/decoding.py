@@ -68,6 +68,10 @@ class Decoder:
         self._prefill = jax.jit(self._forward)
         self._step = jax.jit(self._speculate if drafts else self._plain)
 
+    def use(self, params: Any) -> None:
+        """Decode with other weights of the same model; where they are placed may compile anew."""
+        self.params, self._warm = params, False
+
     def check(self, prompt: np.ndarray, count: int) -> None:
         """Refuse what `generate` could not answer.
 
