@@ -11,6 +11,7 @@ from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.cluster import Mode, Status
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_front, push_second, put
+from deepinfer_jax.simulator.ending import end
 from deepinfer_jax.simulator.events import REMATCH, schedule
 from deepinfer_jax.simulator.inplace import either, while_loop
 from deepinfer_jax.simulator.state import AWAY, LANDED, PLACED, State, append, move
@@ -85,10 +86,8 @@ def finish(c: Cluster, state: State, request: Array, engine: Array) -> State:
     state = state.replace(
         finish=put(state.finish, state.now, request),
         emitted=put(state.emitted, outputs, request),
-        status=put(state.status, int(Status.COMPLETED), request),
-        ended=state.ended + 1,
     )
-    state = move(state, request, AWAY)
+    state = move(end(c, state, request, int(Status.COMPLETED)), request, AWAY)
     if c.shape.cache_scope == "none":
         return state
     store = cache.cache_of(c.shape, engine)

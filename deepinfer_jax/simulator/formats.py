@@ -31,6 +31,7 @@ class Row(NamedTuple):
     parent: str | None = None  # an earlier row's `session`, whose session this row continues
     turn: int | None = None
     think_seconds: float = math.nan
+    answer_seconds: float = math.nan
     common: tuple[int, int] = (0, 0)  # tokens of the tools and of the system prompt at the start
 
 
@@ -158,7 +159,7 @@ def _sessions(record: Record, block_tokens: int) -> Row:
         raise BadRow("hash_runs", str(runs)[:40], "must be a list of [first id, count >= 1]")
     _check_covered("hash_runs", sum(n for _, n in runs), prompt, block_tokens)
     common = (whole(record, "tool_tokens", 0), whole(record, "system_tokens", 0))
-    think = record.get("think_time")
+    think, answer = record.get("think_time"), record.get("api_time")
     return Row(
         ticks(record, "timestamp", MILLISECOND),
         prompt,
@@ -167,6 +168,7 @@ def _sessions(record: Record, block_tokens: int) -> Row:
         session=str(field(record, "session_id")),
         turn=whole(record, "turn", 0),
         think_seconds=math.nan if think is None else float(number(record, "think_time")),
+        answer_seconds=math.nan if answer is None else float(number(record, "api_time")),
         common=common,
     )
 

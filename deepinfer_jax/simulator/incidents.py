@@ -11,6 +11,7 @@ from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.cluster import Incident, Status
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
+from deepinfer_jax.simulator.ending import end
 from deepinfer_jax.simulator.events import REMATCH, call_off, schedule
 from deepinfer_jax.simulator.inplace import either, fori_loop, when, while_loop
 from deepinfer_jax.simulator.state import (
@@ -186,7 +187,7 @@ def _lose_first(c: Cluster, carry: tuple[State, Array]) -> tuple[State, Array]:
     state = move(state, request, AWAY)
     state = either(
         crashes > c.dynamics.retry_limit,
-        lambda s: s.replace(status=put(s.status, int(Status.CRASHED), request), ended=s.ended + 1),
+        lambda s: end(c, s, request, int(Status.CRASHED)),
         lambda s: schedule(c, s, s.now + c.scenario.match_ticks, request, REMATCH),
         state,
         c.zero,

@@ -234,6 +234,7 @@ def _assemble(
     arrival = np.array([row.arrival for row in rows], np.int64)
     turns = [row.turn for row in rows]
     thought = np.array([row.think_seconds for row in rows])
+    answered = np.array([row.answer_seconds for row in rows])
     trace = Trace(
         source=source,
         arrival=arrival - arrival.min() if known.absolute else arrival,
@@ -249,6 +250,7 @@ def _assemble(
         session=_sessions(rows),
         turn=None if None in turns else np.array(turns, np.int64),
         think_seconds=None if np.isnan(thought).all() else thought,
+        answer_seconds=None if np.isnan(answered).all() else answered,
         rejected=tuple(rejected),
     )
     return in_arrival_order(trace)

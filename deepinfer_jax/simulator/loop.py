@@ -39,7 +39,7 @@ def run(shape: Shape, scenario: Scenario, workload: Workload) -> State:
     """The final state of one scenario. Pure; trace it under `jit` with 64-bit types enabled."""
     scenario, workload = jax.tree.map(jnp.asarray, (scenario, workload))
     c = Cluster(shape, scenario, workload)
-    state = _warm(c, initial_state(shape, scenario))
+    state = _warm(c, initial_state(shape, scenario, workload.after))
     return while_loop(lambda s: _next(c, s)[0] != NOTHING, lambda s: _step(c, s), state, c.zero)
 
 
@@ -220,10 +220,18 @@ def _pop(c: Cluster, state: State) -> State:
     return state.replace(heap_time=times, heap_code=codes, heap_size=size)
 
 
+def _arrive(c: Cluster, state: State) -> State:
+    """Goes on to the next request that arrives by the clock."""
+    following = state.arrivals + 1
+    if c.workload.after is not None:
+        following = get(c.workload.after.next_open, following)
+    return state.replace(arrivals=following)
+
+
 def _match(c: Cluster, state: State, request: Array, from_heap: Array) -> State:
     if not c.shape.rematches:
-        return placement.match(c, state.replace(arrivals=state.arrivals + 1), request)
-    arrive = lambda s: s.replace(arrivals=s.arrivals + 1)  # noqa: E731
+        return placement.match(c, _arrive(c, state), request)
+    arrive = lambda s: _arrive(c, s)  # noqa: E731
     state = either(from_heap, lambda s: _pop(c, s), arrive, state, c.zero)
     return placement.match(c, state, request)
 

@@ -14,6 +14,7 @@ from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
 from deepinfer_jax.simulator.cluster import Status
 from deepinfer_jax.simulator.containers import add, get, pop_front, push_back, put
+from deepinfer_jax.simulator.ending import end
 from deepinfer_jax.simulator.events import FETCH, schedule
 from deepinfer_jax.simulator.inplace import either, when, while_loop
 from deepinfer_jax.simulator.state import FETCHING, State, move
@@ -30,7 +31,7 @@ def match(c: Cluster, state: State, request: Array) -> State:
     state = state.replace(matched=put(state.matched, state.now, request))
     return either(
         status >= 0,
-        lambda s: s.replace(status=put(s.status, status, request), ended=s.ended + 1),
+        lambda s: end(c, s, request, status),
         lambda s: _queue(c, _find_prefix(c, s, request), request),
         state,
         c.zero,

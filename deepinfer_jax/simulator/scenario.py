@@ -44,6 +44,7 @@ class Shape:
     write_back: bool
     publish_output: bool
     rematches: bool
+    closed_loop: bool
     prompt: bool  # modes present
     completion: bool
     normal: bool
@@ -232,7 +233,10 @@ def _shape(cluster: ClusterConfig, workload: Workload, exact: bool) -> Shape:
         handoff_fifo=cluster.handoff_link == "fifo",
         write_back=caching and cluster.write_back_ticks > 0,
         publish_output=caching and cluster.publish_output,
-        rematches=(cluster.kv_blocks is not None and present[1]) or cluster.crashes,
+        rematches=(cluster.kv_blocks is not None and present[1])
+        or cluster.crashes
+        or workload.after is not None,
+        closed_loop=workload.after is not None,
         prompt=present[0],
         completion=present[1],
         normal=present[2],

@@ -103,7 +103,10 @@ def simulate(cluster: ClusterConfig, workload: Workload, *, exact: bool = True) 
 
 def _times(workload: Workload, exact: bool) -> Workload:
     kind = np.int64 if exact else np.float64
-    return dataclasses.replace(workload, arrival=np.asarray(workload.arrival, kind))
+    after = workload.after
+    if after is not None:
+        after = dataclasses.replace(after, delay=np.asarray(after.delay, kind))
+    return dataclasses.replace(workload, arrival=np.asarray(workload.arrival, kind), after=after)
 
 
 def sweep(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.containers import put
 from deepinfer_jax.simulator.scenario import SERIES_BINS, Scenario, Shape
+from deepinfer_jax.simulator.sessions import Dependencies
 from deepinfer_jax.timeline import EVENTS
 
 IDLE, PREFILL, DECODE, MIXED_STEP = 0, 1, 2, 3
@@ -39,7 +40,7 @@ class State:
     """Carry of the event loop."""
 
     now: Any
-    arrivals: Any  # requests whose first match has ended
+    arrivals: Any  # the next request that arrives by the clock; those before it were matched
     ended: Any  # requests completed or rejected
     placements: Any
     handoffs: Any
@@ -150,6 +151,8 @@ class State:
     heap_code: Any
     heap_size: Any
 
+    arrival: Any = None  # [Q + 1] of requests that follow another; None without them
+
     # Records of token times; None without them
     run_log: Any = None  # [8 Q + 1024, 7] see `steps.log_run`
     runs: Any = None  # written so far, also those that no longer fitted
@@ -192,7 +195,7 @@ class State:
         return dataclasses.replace(self, **changes)
 
 
-def initial_state(shape: Shape, scenario: Scenario) -> State:
+def initial_state(shape: Shape, scenario: Scenario, after: Dependencies | None = None) -> State:
     """Everything empty and idle at time zero."""
     requests, engines, ranks = shape.requests + 1, shape.engines, shape.all_ranks
     time = jnp.int64 if shape.exact else jnp.float64
@@ -221,7 +224,8 @@ def initial_state(shape: Shape, scenario: Scenario) -> State:
     counts = jnp.sum(member, axis=0)
     return State(
         now=ticks(),
-        arrivals=ints(),
+        arrivals=ints() if after is None else jnp.asarray(after.next_open)[0],
+        arrival=None if after is None else ticks(requests, fill=unset),
         ended=ints(),
         placements=ints(dtype=jnp.int64),
         handoffs=ints(dtype=jnp.int64),

@@ -54,6 +54,7 @@ class Trace:
     think_seconds: Float64 | None = (
         None  # [Q] from the previous answer to this arrival, NaN unknown
     )
+    answer_seconds: Float64 | None = None  # [Q] how long the answer took where recorded, else NaN
     rejected: tuple[Rejection, ...] = ()
 
     def __len__(self) -> int:
@@ -136,6 +137,7 @@ def take(trace: Trace, which: npt.ArrayLike) -> Trace:
         session=None if trace.session is None else trace.session[index],
         turn=None if trace.turn is None else trace.turn[index],
         think_seconds=None if trace.think_seconds is None else trace.think_seconds[index],
+        answer_seconds=None if trace.answer_seconds is None else trace.answer_seconds[index],
     )
 
 

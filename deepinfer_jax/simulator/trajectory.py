@@ -104,6 +104,13 @@ def _lives(shape: Shape, state: State) -> Lives | None:
     )
 
 
+def _arrival(workload: Workload, state: State) -> Array:
+    """[Q] ticks, -1 for a request whose parent never ended."""
+    if workload.after is None:
+        return workload.arrival
+    return jnp.where(workload.after.parent >= 0, state.arrival[:-1], workload.arrival)
+
+
 def trajectory(shape: Shape, workload: Workload, state: State) -> Trajectory:
     """Reads a final state; pure, so that sweeps can reduce it inside the compiled program."""
     per_request = {
@@ -114,7 +121,7 @@ def trajectory(shape: Shape, workload: Workload, state: State) -> Trajectory:
     decoded = state.decode_start[:-1] >= 0
     rank = jnp.where(decoded, state.target[:-1], -1)
     timeline = RequestTimeline(
-        arrival=workload.arrival,
+        arrival=_arrival(workload, state),
         input_tokens=workload.input_tokens,
         output_tokens=emitted,
         block_hit_tokens=state.hit_blocks[:-1] * state.block_tokens.astype(jnp.int32),

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from deepinfer_jax.simulator.prefixes import Trie, build
+from deepinfer_jax.simulator.sessions import Dependencies, of_trace
 from deepinfer_jax.simulator.traces import LARGEST_LENGTH, Trace, in_arrival_order
 
 Array = Any
@@ -23,7 +24,7 @@ class Workload:
     parent's number is smaller than its children's. Numpy arrays until the simulator moves them.
     """
 
-    arrival: Array  # [Q] int64 ticks
+    arrival: Array  # [Q] int64 ticks; of a request that follows another, only its number counts
     input_tokens: Array  # [Q] int32, image tokens included
     output_tokens: Array  # [Q] int32
     image_tokens: Array  # [Q] int32, all images of the request
@@ -33,6 +34,7 @@ class Workload:
     node_parent: Array  # [N] int32
     node_start: Array  # [N] int32 blocks
     node_end: Array  # [N] int32 blocks
+    after: Dependencies | None = None  # requests that wait for another's end, if any
 
     @property
     def requests(self) -> int:
@@ -56,6 +58,7 @@ def workload(
     *,
     private_blocks: bool | None = None,
     outputs: bool = True,
+    closed_loop: bool = False,
 ) -> Workload:
     """The simulator's input.
 
@@ -67,6 +70,8 @@ def workload(
       private_blocks: whether prompts of a trace without any block ids get nodes of their own, which
         nobody can hit but which fill caches. None: only where the trace has ids.
       outputs: see `prefixes.build`.
+      closed_loop: a session's requests wait for its earlier answers (`sessions.of_trace`); their
+        recorded arrivals only number them.
 
     Raises:
       ValueError: for an empty trace or for lengths out of the int32 range.
@@ -107,4 +112,5 @@ def workload(
         node_parent=trie.node_parent,
         node_start=trie.node_start,
         node_end=trie.node_end,
+        after=of_trace(ordered) if closed_loop else None,
     )

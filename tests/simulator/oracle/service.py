@@ -82,13 +82,15 @@ def run(cluster: ClusterConfig, workload: Any) -> Result:
       ValueError: the requests are not in the order of arrival.
     """
     world = World(cluster, workload)
-    arrivals = [r.arrival for r in world.requests]
+    arrivals = [r.arrival for r in world.requests if r.parent < 0]
     if arrivals != sorted(arrivals):
         raise ValueError("arrival is not ascending; requests are numbered by arrival: sort them")
     warm(world)
     routing.deal_tiers(world)
     dynamics.schedule(world)
     for request in world.requests:
+        if request.parent >= 0:
+            continue
         at = request.arrival + cluster.match_ticks
         world.agenda.add(at, MATCH_END, (request.index,), request)
     while (event := next_event(world)) is not None:

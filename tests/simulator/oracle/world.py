@@ -8,7 +8,15 @@ from typing import Any
 
 from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Mode, Status
 from tests.simulator.oracle.cache import ROOT, Cache, Trie
-from tests.simulator.oracle.clock import DYNAMICS, INCIDENT, ROUND, Agenda, Clock, ceil_divide
+from tests.simulator.oracle.clock import (
+    DYNAMICS,
+    INCIDENT,
+    MATCH_END,
+    ROUND,
+    Agenda,
+    Clock,
+    ceil_divide,
+)
 
 UNITS = 256
 """Held tokens are kept in 1/256."""
@@ -36,6 +44,8 @@ class Request:
     match_node: int
     publish_node: int
     output_node: int
+    parent: int = -1
+    delay: int = 0
     status: Status | None = None
     emitted: int = 0
     matches: int = 0
@@ -146,6 +156,12 @@ class World:
             Request(i, *(int(getattr(workload, name)[i]) for name in TRACE_FIELDS))
             for i in range(len(workload.arrival))
         ]
+        after = workload.after
+        for r in self.requests if after is not None else ():
+            r.parent, r.delay = int(after.parent[r.index]), int(after.delay[r.index])
+        for r in self.requests:
+            if r.parent >= 0:
+                r.arrival = -1  # until the parent ends
         self.engines = [Engine(m, mode, cluster.ranks) for m, mode in enumerate(cluster.modes)]
         self.trie = Trie(workload)
         caches = {"none": 0, "shared": 1, "local": len(self.engines)}[cluster.cache_scope]
@@ -245,9 +261,16 @@ class World:
                 request.at["prefill_start"] = self.now
 
     def end(self, request: Request, status: Status) -> None:
-        """Section 9: once per request."""
+        """Section 9: once per request; section 12: children arrive."""
         assert request.status is None
         request.status = status
+        if status == Status.STUCK:
+            return
+        for child in self.requests:
+            if child.parent == request.index:
+                child.arrival = self.now + child.delay
+                at = child.arrival + self.cluster.match_ticks
+                self.agenda.add(at, MATCH_END, (child.index,), child)
 
 
 TRACE_FIELDS = (
