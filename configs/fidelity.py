@@ -3,7 +3,7 @@
     python -m experiments.fidelity --config=configs/fidelity.py --workdir=runs/fidelity
 
 The runs are LLMServingSim's, vLLM 0.19 on real GPUs. A few minutes, nearly all of it compilation.
-Expect E2E within a few per cent where one GPU serves a dense model. `:smoke` takes one run and
+Expect median errors of 2 to 9 % of E2E on requests that were not fitted. `:smoke` takes one run and
 does not fit.
 """
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from deepinfer_jax import metrics
 from deepinfer_jax.report.table import quantity, table
+from deepinfer_jax.rules import require
 from deepinfer_jax.simulator.cluster import ClusterConfig
 from deepinfer_jax.simulator.scenario import split
 from deepinfer_jax.simulator.service import service
@@ -67,7 +68,13 @@ def clusters_by_split(
 def grid(parameters: dict[str, Any], seed: int) -> Grid:
     """Every rate with every split, in that order; one draw of Poisson gaps for all rates."""
     by_split, gpus = clusters_by_split(parameters, seed)
-    base = workload(source(parameters["workload"]).trace(seed))
+    described = source(parameters["workload"])
+    require(
+        not described.closed_loop,
+        "workload.closed_loop is on, but a sweep of rates sets every arrival; use recorded or "
+        "synthetic arrivals",
+    )
+    base = workload(described.trace(seed))
     gaps = np.cumsum(np.random.default_rng(seed).exponential(1.0, base.requests))
     s = parameters["sweep"]
     rates = np.geomspace(s["lowest_rate"], s["highest_rate"], s["rates"])

@@ -89,16 +89,17 @@ def load_cases(
     plain = config.copy_and_resolve_references().to_dict()
     changes = plain.get("cases") or {"": {}}
     base = {key: value for key, value in plain.items() if key not in ("cases", "provenance")}
-    traces: dict[str, Trace] = {}
+    traces: dict[str, tuple[Trace, bool]] = {}
     prepared = {}
     for name, change in changes.items():
         whole = merged(base, change)
         of_service = {k: v for k, v in whole.items() if k not in OF_THE_EXPERIMENT}
         wanted = _workload_values(whole, trace, requests)
         if repr(wanted) not in traces:
-            traces[repr(wanted)] = source(wanted).trace(seed)
+            described = source(wanted)
+            traces[repr(wanted)] = described.trace(seed), described.closed_loop
         prepared[name.replace("_", " ")] = _prepared(
-            translate(service(of_service), seed), traces[repr(wanted)], whole
+            translate(service(of_service), seed), *traces[repr(wanted)], whole
         )
     return prepared
 
@@ -106,7 +107,7 @@ def load_cases(
 def _workload_values(whole: Mapping[str, Any], trace: str, requests: int) -> dict[str, Any]:
     wanted = dict(whole.get("workload", {}))
     if trace:  # a file of one's own comes as it is, except for the factors of a trace workload
-        keep = ("rate_factor", "input_factor", "output_factor", "on_invalid")
+        keep = ("rate_factor", "input_factor", "output_factor", "on_invalid", "closed_loop")
         from_file = wanted.get("kind", "trace") == "trace"
         wanted = {k: wanted[k] for k in keep if from_file and k in wanted}
         wanted |= {"kind": "trace", "path": trace}
@@ -115,10 +116,10 @@ def _workload_values(whole: Mapping[str, Any], trace: str, requests: int) -> dic
     return wanted
 
 
-def _prepared(made: Translation, trace: Trace, whole: Mapping[str, Any]) -> Prepared:
+def _prepared(made: Translation, trace: Trace, closed: bool, whole: Mapping[str, Any]) -> Prepared:
     cluster = made.cluster
     caching = cluster.cache_scope != "none"
-    load = workload(trace, cluster.block_tokens, cluster.reserve, caching)
+    load = workload(trace, cluster.block_tokens, cluster.reserve, caching, closed_loop=closed)
     names = ("ttft", "tpot", "e2e")
     wanted = whole.get("slo") or {}
     for name in wanted:
@@ -216,14 +217,14 @@ def _result(name: str, one: Prepared, ready: simulate.Prepared) -> Result:
     return Result(
         case,
         pathlib.Path(one.trace.source).name,
-        _facts(one, case.summary),
+        _facts(one, case),
         engine_rows(run, cluster),
     )
 
 
-def _facts(one: Prepared, s: Mapping[str, Any]) -> list[dict[str, str]]:
-    trace, made = one.trace, one.translation
-    hours = quantity(float(trace.arrival_seconds[-1] - trace.arrival_seconds[0]), "s")
+def _facts(one: Prepared, case: Case) -> list[dict[str, str]]:
+    trace, made, s = one.trace, one.translation, case.summary
+    hours = quantity(float(np.ptp(np.asarray(case.timeline.arrival))) / 1e9, "s")
     error = made.cost_error
     rows = [
         ("requests", f"{len(trace):,} over {hours}"),

@@ -28,11 +28,12 @@ class Agents:
     output_mean: float = 100.0  # of which the model writes, geometric
     tool_seconds: float = 1.0  # mean from an answer to the next round, exponential
     block_tokens: int = 64
+    closed_loop: bool = True  # False: rounds arrive as if answers took no time
 
     def trace(self, seed: int) -> Trace:
         """The requests drawn with `seed`, sessions and think times included.
 
-        Arrivals are those of answers that take no time; `closed_loop` replaces them.
+        Arrivals are those of answers that take no time; a closed loop replaces them.
 
         Raises:
           ValueError: a number out of range, or a context beyond 2**31 - 1 tokens.

@@ -23,6 +23,7 @@ class TraceFile:
     format: str = ""  # "" guesses it from the first line
     on_invalid: str = "error"  # "reject" leaves bad rows out and counts them
     share_system_prefix: bool = False
+    closed_loop: bool = False  # a session's requests wait for its answers, not for recorded times
     start_seconds: float = 0.0
     end_seconds: float = math.inf
     requests: int = 0  # the first ones; 0 takes all
@@ -70,6 +71,11 @@ class Synthetic:
     groups: int = 0  # shared prefixes; 0 shares nothing
     group_tokens: int = 0
     group_skew: float = 0.0
+
+    @property
+    def closed_loop(self) -> bool:
+        """Nobody waits for an answer: there are no sessions."""
+        return False
 
     def trace(self, seed: int) -> Trace:
         """The requests drawn with `seed`."""

@@ -110,3 +110,17 @@ def test_every_shipped_variant_translates(monkeypatch):
         assert all(len(one.trace) == 50 and one.quick for one in cases.values())
         with pytest.raises(settings.UserError, match="unknown"):
             settings.load(f"configs/{name}.py:smok")
+
+
+def test_agents_wait_for_their_answers_unless_told_otherwise(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    cases = simulation.load_cases(settings.load("configs/agents.py:smoke"))
+    closed, opened = cases["closed"].load, cases["open"].load
+    assert opened.after is None
+    parent = closed.after.parent
+    assert (parent < 0).sum() == 12 and parent.max() < len(parent)  # one first round per session
+    config = settings.load(W2)
+    with config.unlocked():
+        config.workload["closed_loop"] = True
+    with pytest.raises(ValueError, match="needs sessions and think times"):
+        simulation.load_cases(config)
