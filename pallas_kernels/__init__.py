@@ -1,1 +1,1 @@
-"""Row formats shared by kernels, cache and model; kernels will stand beside them, one folder each."""
+"""Row formats shared by kernels, cache and model, and kernels that use them, one folder per op."""

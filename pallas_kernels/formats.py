@@ -114,6 +114,24 @@ def _value(code: jax.Array, element: _Element, halvings: jax.Array | int = 0) ->
     return jnp.where((code & element.sign) != 0, -y, y)
 
 
+def e4m3_value(code: jax.Array) -> jax.Array:
+    """float32 values of E4M3 codes, int32 of any shape; integer arithmetic that kernels can do."""
+    return _value(code, _E4M3)
+
+
+def e2m1_value(code: jax.Array) -> jax.Array:
+    """float32 values of E2M1 codes, int32 0 .. 15 of any shape; as `e4m3_value`."""
+    small = code & 7
+    magnitude = jnp.where(small < 2, small.astype(jnp.float32) * 0.5, _float((small + 252) << 22))
+    return jnp.where(code >= 8, -magnitude, magnitude)
+
+
+def e8m0_value(code: jax.Array) -> jax.Array:
+    """float32 powers of two of E8M0 codes, int32; 255 is NaN, and 0 is as the backend has 2^-127."""
+    scale = jnp.where(code == 0, _float(jnp.full_like(code, 1 << 22)), _float(code << 23))
+    return jnp.where(code == _E8M0_NAN, jnp.nan, scale)
+
+
 def _grouped(x: jax.Array, group: int) -> jax.Array:
     if x.shape[-1] % group:
         raise ValueError(

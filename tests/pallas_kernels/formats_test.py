@@ -337,3 +337,14 @@ def test_mlx_rounds_alike(name: str) -> None:
         scale = name == "fp4_e4m3"
         want = peer._fake_quant_fp4(mx.array(x), block_size=GROUP[name], e4m3_scale=scale)
     np.testing.assert_array_equal(FAKE[name](x), np.array(want))
+
+
+def test_values_of_codes_are_those_of_ml_dtypes() -> None:
+    byte = np.arange(256)
+    for value, codes, kind in (
+        (F.e4m3_value, byte, ml_dtypes.float8_e4m3fn),
+        (F.e2m1_value, byte[:16], ml_dtypes.float4_e2m1fn),
+        (F.e8m0_value, byte[1:], ml_dtypes.float8_e8m0fnu),  # 0 is a subnormal float32
+    ):
+        made = value(jnp.asarray(codes, jnp.int32))
+        np.testing.assert_array_equal(made, codes.astype(np.uint8).view(kind).astype(np.float32))

@@ -1,0 +1,1 @@
+"""Experts' matmuls over rows that are sorted by expert."""

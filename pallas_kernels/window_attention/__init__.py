@@ -1,0 +1,1 @@
+"""Attention over the rows of a sliding window, with a sink."""
