@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from deepinfer_jax.engine.mesh_device import MeshDevice
 from deepinfer_jax.model.placing import STACKED
-from deepinfer_jax.parallel.mesh import ENGINE
+from deepinfer_jax.parallel.mesh import EXPERTS, expert_ranks
 from deepinfer_jax.parallel.movement import Moves, move, plan
 from deepinfer_jax.policy.experts import (
     Placement,
@@ -53,21 +53,21 @@ class Balancer:
             device.state.visits.shape[1] > 0,
             "the device counts no routing; give MeshDevice a window of decode steps",
         )
-        self.device, self.engines = device, device.mesh.shape[ENGINE]
+        self.device, self.engines = device, expert_ranks(device.mesh)
         slots = device.params["layers"][0]["moe"]["gate_up"].shape[0]
         experts = device.model.num_experts
         held = np.arange(slots, dtype=np.int32) % experts
         self.held = np.tile(held, (device.model.num_layers, 1))  # expert of each slot [L, slots]
         parts = Moves(
-            local=PartitionSpec(ENGINE),
+            local=PartitionSpec(EXPERTS),
             outgoing=PartitionSpec(),
-            incoming=PartitionSpec(ENGINE),
+            incoming=PartitionSpec(EXPERTS),
         )
         step = jax.shard_map(
-            functools.partial(move, axes=(ENGINE,)),
+            functools.partial(move, axes=EXPERTS),
             mesh=device.mesh,
-            in_specs=(PartitionSpec(ENGINE), parts),
-            out_specs=PartitionSpec(ENGINE),
+            in_specs=(PartitionSpec(EXPERTS), parts),
+            out_specs=PartitionSpec(EXPERTS),
             check_vma=False,
         )
         self._move = jax.jit(step, donate_argnums=0)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from deepinfer_jax.config import EngineConfig, ModelConfig
+from deepinfer_jax.config import EngineConfig, ModelConfig, Role
 from deepinfer_jax.engine import pack
 from deepinfer_jax.engine.answer import Answer, answer_of
 from deepinfer_jax.engine.device import outcome_of
@@ -32,7 +32,8 @@ from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
 from deepinfer_jax.engine.step import Step, StepOutput
 from deepinfer_jax.model.numerics import RELEASED, Numerics
 from deepinfer_jax.model.placing import on_mesh, partition_specs
-from deepinfer_jax.parallel.mesh import RANKS, SPREAD, ranks
+from deepinfer_jax.parallel.mesh import CONTEXT, DIVIDED, RANKS, ranks
+from deepinfer_jax.rules import require
 
 Plans = Sequence[StepPlan]
 Requests = Sequence[Sequence[Request]]
@@ -116,7 +117,13 @@ class MeshDevice(Programs):
         place = NamedSharding(mesh, RANKS)
         empty = jax.jit(lambda: _stacked([make()] * self.ranks), out_shardings=place)
         self.state = empty()
-        parallel = dataclasses.replace(SPREAD, capacity=capacity)
+        context = (CONTEXT,) if mesh.shape[CONTEXT] > 1 else ()
+        require(
+            not context or config.role != Role.COMPLETION,
+            f"a context of {mesh.shape[CONTEXT]} devices, but a completion engine reads no prompts "
+            "to divide; give it a context of 1",
+        )
+        parallel = dataclasses.replace(DIVIDED, capacity=capacity, context=context)
         step = Step(model, config, self.limits.logprobs, numerics, token_map, parallel)
 
         def prompt(params: Any, state: Any, batch: Any) -> Any:

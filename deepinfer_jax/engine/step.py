@@ -60,7 +60,7 @@ class Step:
     alternatives: int = 20  # log-probabilities reported per token
     numerics: Numerics = RELEASED
     token_map: Any = None  # int32 [V], see `model.rows.text_rows`
-    parallel: Parallel = ALONE  # the ranks that step together
+    parallel: Parallel = ALONE  # the ranks that step together; its context divides prompts only
 
     def read_prompt(
         self, params: Params, state: DeviceState, batch: PromptBatch
@@ -118,7 +118,7 @@ class Step:
         )
         memory = bind(state.memory, given.slots, given.tables)
         made, memory = backbone.forward(
-            params, self.model, rows, memory, numerics=self.numerics, parallel=self.parallel
+            params, self.model, rows, memory, numerics=self.numerics, parallel=self._repeated
         )
         flight = write_rows(
             state.flight,
@@ -186,6 +186,11 @@ class Step:
         slot, counts = tenant
         return dataclasses.replace(state, history=state.history.at[slot].set(counts))
 
+    @property
+    def _repeated(self) -> Parallel:
+        """For steps of few rows, which every rank of a context makes."""
+        return dataclasses.replace(self.parallel, context=())
+
     def _split(self, proposed: Proposed, batch: DecodeBatch) -> jax.Array:
         """Query rows int32 [S] of each sequence."""
         count = batch.rows.count
@@ -227,7 +232,7 @@ class Step:
             self.config.cache.nextn,
             choose=sampler,
             numerics=self.numerics,
-            parallel=self.parallel,
+            parallel=self._repeated,
         )
         new, at, old = sampler.proposals(made.tokens), batch.draft_slots, state.proposed
         proposed = Proposed(

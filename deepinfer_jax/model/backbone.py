@@ -23,6 +23,7 @@ from deepinfer_jax.model.compressor import remember
 from deepinfer_jax.model.indexer import Selection, select
 from deepinfer_jax.model.numerics import RELEASED, Angles, Numerics, frequencies, linear, rms_norm
 from deepinfer_jax.model.rows import Rows, last, take
+from deepinfer_jax.model.shares import Shares
 from deepinfer_jax.model.topology import Layer, Mode, topology
 from deepinfer_jax.parallel.mesh import ALONE, Parallel
 from deepinfer_jax.rules import TRUNCATION_MODES, require
@@ -61,7 +62,8 @@ def forward(
       keep: for "compact", how many last rows of each sequence pass the boundary; at least the rows
         from `rows.kept_start` on.
       parallel: the ranks that share experts and Engram tables, under `jax.shard_map`; `params` then
-        hold this rank's part of them, `rows` and `memory` are this rank's own.
+        hold this rank's part of them, `rows` and `memory` are this rank's own. Ranks of its
+        `context` have the same rows and memory, divide the rows' work, and return the same.
 
     Raises:
       ValueError: unknown `truncation`, or "compact" without `keep`.
@@ -96,57 +98,67 @@ class _Step:
     parallel: Parallel
 
     def run(self, params: dict[str, Any], rows: Rows, memory: M) -> tuple[Output, M]:
-        config = self.config
+        config, shares = self.config, Shares.of(rows, self.parallel.context)
         made = topology(config)
-        state, pre = streams.start(embed(params, rows), config)
+        state, pre = streams.start(embed(params, shares.own), config)
         selection, visits, features = None, [], []
         for layer, weights in zip(made.layers, params["layers"], strict=True):
             if "engram" in weights:
                 at = config.engram.layer_ids.index(layer.id)  # type: ignore[union-attr]
-                looked_up = rows.engram[at]
                 state = engram.apply(
-                    weights["engram"], config, state, looked_up, rows.is_image, self.parallel
+                    weights["engram"],
+                    config,
+                    state,
+                    shares.own.engram[at],
+                    shares.own.is_image,
+                    self.parallel,
                 )
             x = rms_norm(streams.collapse(state, pre), weights["attn_norm"], config.norm_eps)
             if layer.mode is Mode.FULL:
-                memory = remember(weights, config, layer, x, rows, memory, self.numerics)
-            if layer.id == made.boundary and self._cuts(rows):
-                rows, (x, state, pre) = self._cut(rows, (x, state, pre))
+                memory = remember(weights, config, layer, x, shares, memory, self.numerics)
+            if layer.id == made.boundary and self._cuts(shares.whole):
+                shares, (x, state, pre) = self._cut(shares, (x, state, pre))
             if config.draft and layer.id in config.draft.target_layer_ids:
                 features.append(streams.mean(state))
             mixed = streams.mix(weights["attn_mix"], config, state)
-            y, selection, memory = self._attention(weights, layer, x, rows, memory, selection)
+            y, selection, memory = self._attention(weights, layer, x, shares, memory, selection)
             state, pre = streams.expand(state, mixed, y), mixed.pre
             state, pre, visited = feed_forward(
-                weights, config, state, pre, rows, config.num_active_experts, self.parallel
+                weights, config, state, pre, shares.own, config.num_active_experts, self.parallel
             )
             visits.append(visited)
         if features:
-            kept = rows.valid & (rows.positions >= rows.kept_start[:, None])
             memory = draft_keys.remember(
-                params["draft"], config, features, rows.positions, kept, memory, self.numerics
+                params["draft"], config, features, shares, memory, self.numerics
             )
-        return Output(streams.collapse(state, pre), rows, jnp.stack(visits)), memory
+        hidden, visited = shares.join(streams.collapse(state, pre)), jnp.stack(visits)
+        if shares.axes:
+            visited = jax.lax.psum(visited, shares.axes)
+        return Output(hidden, shares.whole, visited), memory
 
     def _cuts(self, rows: Rows) -> bool:
         return self.keep is not None and self.keep < rows.tokens.shape[1]
 
-    def _cut(self, rows: Rows, arrays: tuple[jax.Array, ...]) -> tuple[Rows, tuple[jax.Array, ...]]:
-        """The last `keep` rows of each sequence."""
+    def _cut(
+        self, shares: Shares, arrays: tuple[jax.Array, ...]
+    ) -> tuple[Shares, tuple[jax.Array, ...]]:
+        """The last `keep` rows of each sequence, divided anew."""
         assert self.keep is not None
-        kept = last(rows, self.keep)
-        return kept, tuple(take(x, kept.start - rows.start, self.keep) for x in arrays)
+        kept = last(shares.whole, self.keep)
+        offset, new = kept.start - shares.whole.start, Shares.of(kept, shares.axes)
+        return new, tuple(new.divide(take(shares.join(x), offset, self.keep)) for x in arrays)
 
     def _attention(
         self,
         weights: dict[str, Any],
         layer: Layer,
         x: jax.Array,
-        rows: Rows,
+        shares: Shares,
         memory: M,
         selection: Selection | None,
     ) -> tuple[jax.Array, Selection | None, M]:
-        config, params, positions = self.config, weights["attn"], rows.positions
+        config, params, whole = self.config, weights["attn"], shares.whole
+        positions = shares.own.positions
         freqs = frequencies(config.rope, config.rope_head_dim, compressed=layer.ratio > 0)
         angles = Angles.at(positions, freqs)
         latent = attention.compressed_query(params, config, x)
@@ -163,22 +175,29 @@ class _Step:
                 selection,
                 self.numerics,
             )
-        new = attention.window_rows(params, config, x, angles, self.numerics)
-        window = jnp.concatenate([memory.read_window(layer.id, rows.start), new], axis=1)
-        floor = self._window_floor(layer, rows)
-        memory = memory.write_window(
-            layer.id, positions, new, rows.valid & (positions >= floor[:, None])
-        )
-        mixed = attention.attend(
-            attention.queries(params, config, latent, angles),
-            window,
-            jnp.maximum(positions - config.window + 1, floor[:, None]),
-            positions,
-            params["sink"],
-            memory,
-            layer.kv_source,
-            selection if layer.kv_source is not None else None,
-        )
+        new = shares.join(attention.window_rows(params, config, x, angles, self.numerics))
+        window = jnp.concatenate([memory.read_window(layer.id, whole.start), new], axis=1)
+        floor = self._window_floor(layer, whole)
+        keep = whole.valid & (whole.positions >= floor[:, None])
+        memory = memory.write_window(layer.id, whole.positions, new, keep)
+        seen_from = jnp.maximum(positions - config.window + 1, floor[:, None])
+        chosen = selection if layer.kv_source is not None else None
+
+        def attend(rows: Any, window: jax.Array) -> jax.Array:
+            query, seen_from, positions, chosen = rows
+            return attention.attend(
+                query,
+                window,
+                seen_from,
+                positions,
+                params["sink"],
+                memory,
+                layer.kv_source,
+                chosen,
+            )
+
+        query = attention.queries(params, config, latent, angles)
+        mixed = shares.over_window(attend, (query, seen_from, positions, chosen), window)
         return attention.project_out(params, config, mixed, angles), selection, memory
 
     def _window_floor(self, layer: Layer, rows: Rows) -> jax.Array:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from deepinfer_jax.cache.memory import Memory
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.numerics import Angles, Numerics, frequencies, linear, rms_norm, rotate
-from deepinfer_jax.model.rows import Rows
+from deepinfer_jax.model.shares import Shares
 from deepinfer_jax.model.topology import Layer
 
 M = TypeVar("M", bound=Memory)
@@ -27,7 +27,7 @@ def remember(
     config: ModelConfig,
     layer: Layer,
     x: jax.Array,
-    rows: Rows,
+    shares: Shares,
     memory: M,
     numerics: Numerics,
 ) -> M:
@@ -35,11 +35,12 @@ def remember(
 
     Args:
       params: a FULL layer's weights (`compressor` and `indexer`).
-      x: the layer's normed attention input [S, Q, D].
+      x: the layer's normed attention input [S, Q, D], of this rank's rows.
 
     Groups of tokens before `rows.global_start` are already stored and stay untouched.
     """
-    latent, first, memory = _latents(params["compressor"], layer, x, rows, memory)
+    rows = shares.whole
+    latent, first, memory = _latents(params["compressor"], layer, x, shares, memory)
     latent = rms_norm(latent.astype(x.dtype), params["compressor"]["norm"], config.norm_eps)
     group = first[:, None] + jnp.arange(latent.shape[1])
     freqs = frequencies(config.rope, config.rope_head_dim, compressed=True)
@@ -54,13 +55,15 @@ def remember(
 
 
 def _latents(
-    params: dict[str, Any], layer: Layer, x: jax.Array, rows: Rows, memory: M
+    params: dict[str, Any], layer: Layer, x: jax.Array, shares: Shares, memory: M
 ) -> tuple[jax.Array, jax.Array, M]:
     """Latents float32 [S, J, C] of the groups from `first` [S] on, before their norm."""
+    rows = shares.whole
     latent = linear(x, params["wkv"], jnp.dtype(jnp.float32))
     if layer.ratio == 1:
-        return latent, rows.start, memory
+        return shares.join(latent), rows.start, memory
     raw = jnp.stack([linear(x, params["wgate"], jnp.dtype(jnp.float32)), latent], axis=2)
+    raw = shares.join(raw)
     history = memory.read_raw(layer.id, rows.start)
     memory = memory.write_raw(layer.id, rows.positions, raw, rows.valid)
     groups, first = _groups(jnp.concatenate([history, raw], axis=1), layer.ratio, rows.start)

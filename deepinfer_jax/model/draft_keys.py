@@ -16,6 +16,7 @@ from deepinfer_jax.cache.memory import Memory
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.attention import window_rows
 from deepinfer_jax.model.numerics import Angles, Numerics, frequencies, linear, rms_norm
+from deepinfer_jax.model.shares import Shares
 
 M = TypeVar("M", bound=Memory)
 
@@ -24,17 +25,17 @@ def remember(
     params: dict[str, Any],
     config: ModelConfig,
     features: list[jax.Array],
-    positions: jax.Array,
-    keep: jax.Array,
+    shares: Shares,
     memory: M,
     numerics: Numerics,
 ) -> M:
-    """Store each stage's rows for positions [S, Q] where keep; features [S, Q, D] per target."""
+    """Store each stage's rows from `kept_start` on; features [S, Q, D] per target, this rank's."""
     projected = linear(jnp.concatenate(features, axis=-1), params["main_proj"])
     main = rms_norm(projected, params["main_norm"], config.norm_eps)
     freqs = frequencies(config.rope, config.rope_head_dim, compressed=False)
-    angles = Angles.at(positions, freqs)
+    angles, whole = Angles.at(shares.own.positions, freqs), shares.whole
+    keep = whole.valid & (whole.positions >= whole.kept_start[:, None])
     for stage, weights in enumerate(params["layers"]):
-        row = window_rows(weights["attn"], config, main, angles, numerics)
-        memory = memory.write_window(config.num_layers + stage, positions, row, keep)
+        row = shares.join(window_rows(weights["attn"], config, main, angles, numerics))
+        memory = memory.write_window(config.num_layers + stage, whole.positions, row, keep)
     return memory

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.declaration import model_parameters
 from deepinfer_jax.model.parameters import partitions
-from deepinfer_jax.parallel.mesh import ENGINE, RULES, ranks
+from deepinfer_jax.parallel.mesh import RULES, expert_ranks
 from deepinfer_jax.policy.experts import initial_placement
 from deepinfer_jax.rules import require
 
@@ -59,8 +59,8 @@ def on_mesh(params: Params, config: ModelConfig, mesh: Mesh, extra: int = 0) -> 
       params: whole weights, as for one device.
       extra: redundant experts of each layer at least.
     """
-    count = ranks(mesh)
-    spread = with_slots(params, config, mesh.shape[ENGINE], extra)
+    count = mesh.size
+    spread = with_slots(params, config, expert_ranks(mesh), extra)
 
     def cut(weights: Params) -> Params:
         if "engram" not in weights:

@@ -31,15 +31,22 @@ class Rows:
     window_start: jax.Array  # int32 [S] rings hold nothing before it (encoder replay)
     global_start: jax.Array  # int32 [S] groups of tokens before it are stored already: kept as is
     kept_start: jax.Array  # int32 [S] decoder windows reach back no further (truncation)
+    index: jax.Array | None = (
+        None  # int32 [S, Q] row numbers of a share (`shares`); None: 0 .. Q - 1
+    )
+    own: jax.Array | None = None  # bool [S, Q] rows of the share that are tokens
 
     @property
     def positions(self) -> jax.Array:
         """int32 [S, Q]."""
-        return self.start[:, None] + jnp.arange(self.tokens.shape[1], dtype=jnp.int32)
+        row = jnp.arange(self.tokens.shape[1], dtype=jnp.int32)
+        return self.start[:, None] + (row if self.index is None else self.index)
 
     @property
     def valid(self) -> jax.Array:
         """bool [S, Q]: rows that are tokens."""
+        if self.own is not None:
+            return self.own
         return jnp.arange(self.tokens.shape[1]) < self.count[:, None]
 
 

@@ -12,6 +12,7 @@ from deepinfer_jax.model import compressor, indexer, parameters
 from deepinfer_jax.model.declaration import model_parameters
 from deepinfer_jax.model.numerics import EXACT, Angles, frequencies, rms_norm, rotate
 from deepinfer_jax.model.rows import text_rows
+from deepinfer_jax.model.shares import Shares
 from deepinfer_jax.model.topology import topology
 from deepinfer_jax.presets import tiny
 
@@ -54,7 +55,13 @@ def test_groups_whatever_the_chunks(params, layer, cuts):
         zero = jnp.zeros(1, jnp.int32)
         rows = text_rows(CONFIG, jnp.zeros((1, 21), jnp.int32), zero + at, zero + cut - at)
         memory = compressor.remember(
-            params[layer], CONFIG, topology(CONFIG).layers[layer], part, rows, memory, EXACT
+            params[layer],
+            CONFIG,
+            topology(CONFIG).layers[layer],
+            part,
+            Shares(rows, rows),
+            memory,
+            EXACT,
         )
         at = cut
     row, key = rows_of(layer, params, x[0])
@@ -70,7 +77,7 @@ def test_stored_groups_are_kept(params):
     rows = text_rows(CONFIG, jnp.zeros((1, 12), jnp.int32), jnp.array([0]), jnp.array([12]))
     rows = dataclasses.replace(rows, global_start=jnp.array([8]))
     layer = topology(CONFIG).layers[2]
-    memory = compressor.remember(params[2], CONFIG, layer, x, rows, memory, EXACT)
+    memory = compressor.remember(params[2], CONFIG, layer, x, Shares(rows, rows), memory, EXACT)
     assert not memory.rows[2][0, :4].any() and memory.rows[2][0, 4:6].all()
 
 

@@ -80,5 +80,5 @@ def test_a_divided_table_reads_as_a_whole_one(shape: tuple[int, int]) -> None:
 
 
 def test_a_mesh_needs_a_device_for_each_rank() -> None:
-    with pytest.raises(ValueError, match=r"on \d+ devices; give a device to each rank"):
+    with pytest.raises(ValueError, match=r"on \d+ devices; give each of them a device"):
         make_mesh(100, 1)

@@ -14,11 +14,11 @@ from deepinfer_jax.cache.dense import DenseMemory, create_dense
 from deepinfer_jax.model import backbone, draft
 from deepinfer_jax.model.placing import on_mesh, partition_specs
 from deepinfer_jax.model.rows import text_rows
-from deepinfer_jax.parallel.mesh import ALONE, RANKS, SPREAD, Parallel, make_mesh, ranks
+from deepinfer_jax.parallel.mesh import ALONE, DIVIDED, RANKS, SPREAD, Parallel, make_mesh, ranks
 from tests.engine.small_engine import micro, parameters
 
 MODEL = dataclasses.replace(micro(), num_experts=8)
-SEQUENCES, LENGTH = 8, 12
+SEQUENCES, LENGTH, KEPT = 8, 12, 9
 
 
 @functools.cache
@@ -30,13 +30,18 @@ def tokens() -> np.ndarray:
     return np.random.default_rng(3).integers(3, 300, (SEQUENCES, LENGTH + 1)).astype(np.int32)
 
 
-def run(params: Any, ids: jax.Array, parallel: Parallel) -> tuple[jax.Array, ...]:
-    """A prompt of all but the last token, a decode step of it, drafts: [S, ...] of each."""
+def run(params: Any, ids: jax.Array, parallel: Parallel, **how: Any) -> tuple[Any, ...]:
+    """A prompt of all but the last token, a decode step of it, drafts: [S, ...] of each; memory.
+
+    Logits are of the prompt's last KEPT rows. A context of ranks divides the prompt's rows.
+    """
     count = ids.shape[0]
     none = jnp.zeros(count, jnp.int32)
     memory: DenseMemory = create_dense(MODEL, count, 16, dtype=jnp.float32)
-    rows = text_rows(MODEL, ids[:, :LENGTH], none, none + LENGTH)
-    first, memory = backbone.forward(params, MODEL, rows, memory, parallel=parallel)
+    kept = none + (LENGTH - KEPT if how else 0)
+    rows = text_rows(MODEL, ids[:, :LENGTH], none, none + LENGTH, kept_start=kept)
+    first, memory = backbone.forward(params, MODEL, rows, memory, parallel=parallel, **how)
+    written, parallel = memory, dataclasses.replace(parallel, context=())
     reach = MODEL.engram.max_ngram - 1  # type: ignore[union-attr]
     back = ids[:, LENGTH - reach : LENGTH]
     rows = text_rows(MODEL, ids[:, LENGTH:], none + LENGTH, none + 1, lookback=back)
@@ -44,27 +49,29 @@ def run(params: Any, ids: jax.Array, parallel: Parallel) -> tuple[jax.Array, ...
     made = draft.propose(params, MODEL, ids[:, LENGTH], none + LENGTH, memory, 3, parallel=parallel)
     visits = (first.visits + second.visits)[None]
     return (
-        backbone.logits(params, MODEL, first.hidden),
+        backbone.logits(params, MODEL, first.hidden[:, -KEPT:]),
         backbone.logits(params, MODEL, second.hidden),
         made.tokens,
         made.confidence,
         visits,
+        written,
     )
 
 
 @functools.cache
-def alone() -> list[np.ndarray]:
-    step = jax.jit(lambda p, ids: run(p, ids, ALONE))
-    made = step(weights(), tokens())
-    return [np.asarray(x) for x in made]
+def alone(**how: Any) -> tuple[Any, ...]:
+    step = jax.jit(lambda p, ids: run(p, ids, ALONE, **how))
+    return step(weights(), tokens())
 
 
-def spread(groups: int, engines: int, extra: int = 0, capacity: int = 0) -> list[np.ndarray]:
-    mesh = make_mesh(groups, engines)
+def spread(
+    groups: int, engines: int, context: int = 1, extra: int = 0, capacity: int = 0, **how: Any
+) -> tuple[Any, ...]:
+    mesh = make_mesh(groups, engines, context=context)
     params = on_mesh(weights(), MODEL, mesh, extra)
-    parallel = dataclasses.replace(SPREAD, capacity=capacity)
+    parallel = dataclasses.replace(DIVIDED if context > 1 else SPREAD, capacity=capacity)
     step = jax.shard_map(
-        functools.partial(run, parallel=parallel),
+        functools.partial(run, parallel=parallel, **how),
         mesh=mesh,
         in_specs=(partition_specs(params, MODEL), RANKS),
         out_specs=RANKS,
@@ -72,21 +79,41 @@ def spread(groups: int, engines: int, extra: int = 0, capacity: int = 0) -> list
     )
     assert SEQUENCES % ranks(mesh) == 0
     ids = jax.device_put(tokens(), NamedSharding(mesh, RANKS))
-    made = jax.jit(step)(params, ids)
-    return [np.asarray(x) for x in made]
+    return jax.jit(step)(params, ids)
 
 
-SLOW = [(1, 2, 0, 0), (1, 4, 3, 0), (1, 8, 0, 0), (4, 2, 8, 1)]
+COMPACT = {"truncation": "compact", "keep": KEPT}
+SLOW = [  # groups, engines, context, extra experts, capacity
+    *((shape, how) for how in ({}, COMPACT) for shape in [(1, 1, 2), (1, 1, 8), (1, 4, 2)]),
+    *(((1, 2, 4), how) for how in ({}, COMPACT)),
+    *((shape, {}) for shape in [(1, 2, 1), (1, 4, 1, 3), (1, 8, 1), (4, 2, 1, 8, 1), (4, 1, 2)]),
+]
 
 
 @pytest.mark.parametrize(
-    ("groups", "engines", "extra", "capacity"),
-    [(2, 2, 3, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+    ("shape", "how"),
+    [((2, 2, 2, 3, 2), COMPACT), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
-def test_a_mesh_answers_as_one_device(groups: int, engines: int, extra: int, capacity: int) -> None:
-    """Up to the order of sums; with copies of experts, and rounds of two rows."""
-    *found, visits = spread(groups, engines, extra, capacity)
-    *want, whole = alone()
+def test_a_mesh_answers_as_one_device(shape: tuple[int, ...], how: dict[str, Any]) -> None:
+    """Up to the order of sums; copies of experts, rounds of few rows, prompts divided over ranks.
+
+    The devices of a rank keep the same memory, bit by bit.
+    """
+    groups, engines, context, *rest = shape
+    made = spread(groups, engines, context, *rest, **how)
+    same(made, alone(**how))
+    for leaf in jax.tree.leaves(made[-1]):
+        held: dict[str, np.ndarray] = {}
+        for shard in leaf.addressable_shards:
+            first = held.setdefault(str(shard.index), np.asarray(shard.data))
+            np.testing.assert_array_equal(np.asarray(shard.data), first)
+        assert len(leaf.addressable_shards) == groups * engines * context
+        assert len(held) == groups * engines
+
+
+def same(found: tuple[Any, ...], want: tuple[Any, ...]) -> None:
+    *found, visits, _ = found
+    *want, whole, _ = want
     for one, two in zip(found, want, strict=True):
         if one.dtype == np.int32:
             np.testing.assert_array_equal(one, two)
