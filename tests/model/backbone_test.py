@@ -79,7 +79,13 @@ def whole(params, tokens):
     return step(params, tokens, fresh(), 0, TOKENS)
 
 
-@pytest.mark.parametrize("cuts", [(48, 96), (1, 2, 50, 51, 96), (31, 62, 93, 96)])
+@pytest.mark.parametrize(
+    "cuts",
+    [
+        (1, 2, 50, 51, 96),
+        *(pytest.param(c, marks=pytest.mark.slow) for c in [(48, 96), (31, 62, 93, 96)]),
+    ],
+)
 def test_chunks_equal_one_shot(params, tokens, whole, cuts):
     """All chunks run as 48 rows: padding rows change nothing."""
     memory, found, start = fresh(), [], 0
@@ -108,6 +114,7 @@ def test_pages_and_rings_equal_dense(params, tokens, whole):
     np.testing.assert_allclose(found, whole[0], atol=1e-4)
 
 
+@pytest.mark.slow  # test_pages_and_rings_equal_dense is its quick part
 def test_packed_bytes_equal_values_bitwise(params, tokens):
     """The released rounding; the same step over another kind of pool."""
     values, packed = (in_pages(params, tokens, kind, RELEASED) for kind in ("values", "bytes"))
@@ -156,7 +163,7 @@ def test_compact_equals_mask_bitwise(params, tokens):
     assert rows.tolist() == [lengths.sum()] * 4 + [2 * keep] * 4  # the decoder: kept rows only
 
 
-@pytest.mark.parametrize("keep", [15, EXACT_KEEP, 40])
+@pytest.mark.parametrize("keep", [15, EXACT_KEEP, pytest.param(40, marks=pytest.mark.slow)])
 def test_the_last_row_is_exact_from_the_bound_on(params, tokens, whole, keep):
     kept = TOKENS - keep
     found, _, _ = step(

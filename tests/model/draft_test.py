@@ -12,7 +12,7 @@ import pytest
 from tests.oracle import drafting, ours
 
 
-@pytest.mark.parametrize("rounding", [True, False])
+@pytest.mark.parametrize("rounding", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_frozen_drafts_of_nemo(rounding: bool) -> None:
     """Prompts shorter than the window, longer, and as long as their buffer."""
     cases = json.loads(drafting.FIXTURE.read_text())["cases"]

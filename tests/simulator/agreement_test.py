@@ -14,7 +14,7 @@ from deepinfer_jax.simulator.tokens import token_times
 from deepinfer_jax.timeline import EVENTS
 from tests.simulator.oracle import generate, service
 
-QUICK = (0, 2, 9, 11, 13)  # P/D local pull, five engines shared, NORMAL, bounded caches
+QUICK = (2, 9, 13)  # five engines and a shared cache, NORMAL, bounded caches
 REST = (
     "status",
     "block_hit_tokens",
