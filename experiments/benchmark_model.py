@@ -142,7 +142,7 @@ def measure(
     width = config.hidden_size
     many = [square[:width, :width] + i for i in range(2**26 // width**2)]
     few = jnp.ones((sequences * length, width))
-    work = {
+    work: dict[str, Callable[[], Any]] = {
         "step": run,
         "linear": functools.partial(jax.jit(lambda x, ws: [linear(x, w) for w in ws]), few, many),
         "matmul": functools.partial(jax.jit(jnp.matmul), square, square),

@@ -131,8 +131,8 @@ class CompileClock:
         self.finished = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
-    def _heard(self, event: str, seconds: float, **_: Any) -> None:
-        if event.endswith("backend_compile_duration") and seconds > 0.5:
+    def _heard(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event.endswith("backend_compile_duration") and duration_secs > 0.5:
             self.finished = time.perf_counter()
 
 

@@ -19,8 +19,9 @@ Point = Mapping[str, Any]
 
 def sparse(labels: Sequence[str], y: np.ndarray, front: np.ndarray, gap: float = 0.1) -> list[str]:
     """Labels of the front from the top down, at least `gap` of the y range apart; others blank."""
-    shown, last = {}, np.inf
-    for i in sorted(np.flatnonzero(front), key=lambda i: -y[i]):
+    shown: dict[int, str] = {}
+    last = np.inf
+    for i in sorted(np.flatnonzero(front).tolist(), key=lambda i: -y[i]):
         if last - y[i] >= gap * np.ptp(y):
             shown[i], last = labels[i], y[i]
     return [shown.get(i, "") for i in range(len(labels))]

@@ -65,7 +65,8 @@ def read(folder: str) -> Measured:
     first, last = (column(n)[order] - queued[order] for n in ("first_token_ts", "last_token_ts"))
     profile = Profile(path / "profile", model, ranks)
     slots, budget = options["max_num_seqs"], options["max_num_batched_tokens"]
-    table = fit(profile, slots, budget, **_exchange(model, ranks, config))
+    per_row, base = _exchange(model, ranks, config)
+    table = fit(profile, slots, budget, exchange_row=per_row, exchange_base=base)
     cluster = ClusterConfig(
         modes=(Mode.MIXED,),
         ranks=ranks,
@@ -90,15 +91,15 @@ def read(folder: str) -> Measured:
     )
 
 
-def _exchange(model: Decoder, ranks: int, config: dict[str, Any]) -> dict[str, float]:
-    """Rows cross the link twice a layer, into and out of the experts; the rates are the config's."""
+def _exchange(model: Decoder, ranks: int, config: dict[str, Any]) -> tuple[float, float]:
+    """Seconds per row and per step: rows cross the link into and out of each layer's experts.
+
+    The rates are the config's.
+    """
     if ranks == 1:
-        return {}
+        return 0.0, 0.0
     per_row = model.layers * 2 * model.hidden * 2 / (config["link_bw"] * 1e9) / ranks
-    return {
-        "exchange_row": per_row,
-        "exchange_base": model.layers * 2 * config["link_latency"] / 1e9,
-    }
+    return per_row, model.layers * 2 * config["link_latency"] / 1e9
 
 
 def _blocks(meta: dict[str, Any], config: dict[str, Any], model: Decoder, ranks: int) -> int:

@@ -59,7 +59,7 @@ def main(run: harness.Run) -> None:
 @contextlib.contextmanager
 def kept_programs() -> Iterator[None]:
     """Compiled programs on disk while the sweep runs: each pass needs the same ones."""
-    before = jax.config.jax_compilation_cache_dir
+    before = jax.config.values["jax_compilation_cache_dir"]
     with tempfile.TemporaryDirectory() as directory:
         jax.config.update("jax_compilation_cache_dir", before or directory)
         try:

@@ -12,6 +12,8 @@ from deepinfer_jax.cache.dense import create_dense
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model import draft_keys
 from deepinfer_jax.model.numerics import RELEASED, linear, rms_norm
+from deepinfer_jax.model.rows import text_rows
+from deepinfer_jax.model.shares import Shares
 from experiments.training import block, whole
 
 INDEX_WEIGHT = 0.1  # Adam forgives its size: almost only the indexer's weights feel this loss
@@ -95,13 +97,13 @@ def _stage_rows(
     own: dict[str, Any], config: ModelConfig, made: whole.Pass, tokens: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Per draft stage [S, T, C]: the rows the backbone leaves for it."""
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    start = jnp.zeros(tokens.shape[0], jnp.int32)
+    rows = text_rows(config, tokens, start, start + tokens.shape[1])
     memory = draft_keys.remember(
         own,
         config,
         list(made.features),
-        positions,
-        jnp.ones(tokens.shape, bool),
+        Shares(rows, rows),
         create_dense(config, tokens.shape[0], tokens.shape[1]),
         RELEASED,
     )

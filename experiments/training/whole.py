@@ -18,6 +18,7 @@ from deepinfer_jax.model import backbone, engram, streams
 from deepinfer_jax.model.compressor import remember
 from deepinfer_jax.model.numerics import RELEASED, Numerics, rms_norm
 from deepinfer_jax.model.rows import text_rows
+from deepinfer_jax.model.shares import Shares
 from deepinfer_jax.model.topology import Mode, topology
 from experiments.training import whole_attention, whole_experts, whole_streams
 
@@ -39,6 +40,7 @@ def forward(
     """All layers over tokens int32 [S, T] that start at position 0."""
     start = jnp.zeros(tokens.shape[0], jnp.int32)
     rows = text_rows(config, tokens, start, start + tokens.shape[1])
+    alone = Shares(rows, rows)
     memory = whole_attention.Global(jnp.zeros((1, 1, config.head_dim)))
     state, pre = streams.start(backbone.embed(params, rows), config)
     selected, features, visits, divergences = None, [], [], []
@@ -48,7 +50,7 @@ def forward(
             state = engram.apply(weights["engram"], config, state, looked_up, rows.is_image)
         x = rms_norm(whole_streams.collapse(state, pre), weights["attn_norm"], config.norm_eps)
         if layer.mode is Mode.FULL:
-            memory = remember(weights, config, layer, x, rows, memory, numerics)  # type: ignore[type-var]
+            memory = remember(weights, config, layer, x, alone, memory, numerics)  # type: ignore[type-var]
         if config.draft and layer.id in config.draft.target_layer_ids:
             features.append(streams.mean(state))
         mixed = whole_streams.mix(weights["attn_mix"], config, state)

@@ -1,27 +1,28 @@
 """Our own checkpoints: same numbers back, damage refused, an interruption harmless."""
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from deepinfer_jax.checkpoint.native import restore, save
-from deepinfer_jax.model.declaration import model_parameters
-from deepinfer_jax.model.parameters import initialise
 from deepinfer_jax.presets import tiny
+from tests.oracle.random_weights import random_parameters
 
+ROOT = pathlib.Path(__file__).parents[2]
 KILLED = """
 import os, signal, sys, jax
 from deepinfer_jax.checkpoint import native
-from deepinfer_jax.model.declaration import model_parameters
-from deepinfer_jax.model.parameters import initialise
 from deepinfer_jax.presets import tiny
+from tests.oracle.random_weights import random_parameters
 native._replace = lambda *a: os.kill(os.getpid(), signal.SIGKILL)
-native.save(sys.argv[1], initialise(model_parameters(tiny()), jax.random.key(1)), tiny())
+native.save(sys.argv[1], jax.tree.map(jax.numpy.asarray, random_parameters(tiny(), 1)), tiny())
 """
 MESH = """
 import sys, jax
@@ -40,13 +41,17 @@ assert params["layers"][0]["moe"]["down"].addressable_shards[7].data.shape[0] ==
 
 @pytest.fixture(scope="module")
 def params():
-    return initialise(model_parameters(tiny()), jax.random.key(0))
+    return jax.tree.map(jnp.asarray, random_parameters(tiny(), 0))
 
 
 def child(script, directory):
     env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     return subprocess.run(
-        [sys.executable, "-c", script, str(directory)], env=env, capture_output=True, text=True
+        [sys.executable, "-c", script, str(directory)],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
     )
 
 

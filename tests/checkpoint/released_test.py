@@ -15,17 +15,16 @@ from deepinfer_jax.checkpoint.names import Kind
 from deepinfer_jax.checkpoint.released import read_released, write_released
 from deepinfer_jax.checkpoint.released_config import released_config, write_released_config
 from deepinfer_jax.checkpoint.shards import INDEX
-from deepinfer_jax.model.declaration import model_parameters
-from deepinfer_jax.model.parameters import initialise
 from deepinfer_jax.presets import tiny, v41_flash
 from pallas_kernels import formats
+from tests.oracle.random_weights import random_parameters
 
 CONFIG = tiny()
 
 
 @pytest.fixture(scope="module")
 def params():
-    return initialise(model_parameters(CONFIG), jax.random.key(0))
+    return jax.tree.map(jnp.asarray, random_parameters(CONFIG, 0))
 
 
 @pytest.fixture

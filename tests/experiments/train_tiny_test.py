@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from deepinfer_jax import presets
 from deepinfer_jax.cache.dense import create_dense
 from deepinfer_jax.model import backbone, draft, experts
 from deepinfer_jax.model.numerics import EXACT
@@ -28,21 +27,12 @@ from experiments.training import (
     whole,
     whole_experts,
 )
+from tests.model.five_layers import five_layers
 from tests.oracle.random_weights import random_parameters
 
 ROOT = pathlib.Path(__file__).parents[2]
 
-TINY = presets.tiny()
-MODEL = dataclasses.replace(  # every kind of layer once: window, both sources, reuse, candidates
-    TINY,
-    num_layers=5,
-    compress_ratios=(0, 2, 1, 1, 1, 0),
-    kv_source_layer_ids=(1, 2),
-    index_source_layer_ids=(1, 2, 4),
-    candidate_source_layer_id=2,
-    engram=dataclasses.replace(TINY.engram, layer_ids=(1,), num_embeddings=(462,)),
-    draft=dataclasses.replace(TINY.draft, num_layers=1, target_layer_ids=(3, 4)),
-)
+MODEL = five_layers()
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +83,23 @@ def test_blocks_equal_the_drafter(params):
 
     served, made = both(params)
     np.testing.assert_allclose(made, served, atol=1e-4 * float(jnp.abs(served).max()))
+
+
+def test_both_losses_have_a_gradient_for_each_weight_they_train(params):
+    """Traced only."""
+    tokens, anchors = jnp.zeros((2, 32), jnp.int32), jnp.zeros((2, 3), jnp.int32)
+
+    def drafter(own, params, tokens):
+        made = whole.forward(params, MODEL, tokens)
+        return losses.draft_loss(own, params, MODEL, tokens, made, anchors, 0.5)
+
+    backbone = jax.grad(lambda p, t: losses.backbone_loss(p, MODEL, t), has_aux=True)
+    made, _ = jax.eval_shape(backbone, params, tokens)
+    assert jax.tree.structure(made) == jax.tree.structure(params)
+    own = params["draft"]
+    made, (_, _, accepted) = jax.eval_shape(jax.grad(drafter, has_aux=True), own, params, tokens)
+    assert jax.tree.structure(made) == jax.tree.structure(own)
+    assert accepted.shape == (MODEL.draft.block_size,)
 
 
 def test_bias_rises_where_visits_are_few():

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from deepinfer_jax.cache.dense import create_dense
-from deepinfer_jax.model import compressor, indexer, parameters
-from deepinfer_jax.model.declaration import model_parameters
+from deepinfer_jax.model import compressor, indexer
 from deepinfer_jax.model.numerics import EXACT, Angles, frequencies, rms_norm, rotate
 from deepinfer_jax.model.rows import text_rows
 from deepinfer_jax.model.shares import Shares
 from deepinfer_jax.model.topology import topology
 from deepinfer_jax.presets import tiny
+from tests.oracle.random_weights import random_parameters
 
 CONFIG = tiny()
 TOKENS = 40
@@ -22,7 +22,7 @@ TOKENS = 40
 
 @pytest.fixture(scope="module")
 def params():
-    return parameters.initialise(model_parameters(CONFIG)["layers"], jax.random.key(0))
+    return jax.tree.map(jnp.asarray, random_parameters(CONFIG, 0)["layers"])
 
 
 def rows_of(layer, params, x):

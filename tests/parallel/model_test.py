@@ -30,10 +30,13 @@ def tokens() -> np.ndarray:
     return np.random.default_rng(3).integers(3, 300, (SEQUENCES, LENGTH + 1)).astype(np.int32)
 
 
-def run(params: Any, ids: jax.Array, parallel: Parallel, **how: Any) -> tuple[Any, ...]:
-    """A prompt of all but the last token, a decode step of it, drafts: [S, ...] of each; memory.
+def run(
+    params: Any, ids: jax.Array, parallel: Parallel, steps: bool, **how: Any
+) -> tuple[Any, ...]:
+    """A prompt of all but the last token; with `steps` a decode step of it, and drafts.
 
-    Logits are of the prompt's last KEPT rows. A context of ranks divides the prompt's rows.
+    Logits are of the prompt's last KEPT rows. A context of ranks divides the prompt's rows. Returns
+    [S, ...] of each, visits, and the memory behind the prompt.
     """
     count = ids.shape[0]
     none = jnp.zeros(count, jnp.int32)
@@ -41,6 +44,9 @@ def run(params: Any, ids: jax.Array, parallel: Parallel, **how: Any) -> tuple[An
     kept = none + (LENGTH - KEPT if how else 0)
     rows = text_rows(MODEL, ids[:, :LENGTH], none, none + LENGTH, kept_start=kept)
     first, memory = backbone.forward(params, MODEL, rows, memory, parallel=parallel, **how)
+    logits = backbone.logits(params, MODEL, first.hidden[:, -KEPT:])
+    if not steps:
+        return logits, first.visits[None], memory
     written, parallel = memory, dataclasses.replace(parallel, context=())
     reach = MODEL.engram.max_ngram - 1  # type: ignore[union-attr]
     back = ids[:, LENGTH - reach : LENGTH]
@@ -49,7 +55,7 @@ def run(params: Any, ids: jax.Array, parallel: Parallel, **how: Any) -> tuple[An
     made = draft.propose(params, MODEL, ids[:, LENGTH], none + LENGTH, memory, 3, parallel=parallel)
     visits = (first.visits + second.visits)[None]
     return (
-        backbone.logits(params, MODEL, first.hidden[:, -KEPT:]),
+        logits,
         backbone.logits(params, MODEL, second.hidden),
         made.tokens,
         made.confidence,
@@ -82,17 +88,21 @@ def spread(
     return jax.jit(step)(params, ids)
 
 
-COMPACT = {"truncation": "compact", "keep": KEPT}
+EVERY: dict[str, Any] = {"steps": True}
+COMPACT = {**EVERY, "truncation": "compact", "keep": KEPT}
 SLOW = [  # groups, engines, context, extra experts, capacity
-    *((shape, how) for how in ({}, COMPACT) for shape in [(1, 1, 2), (1, 1, 8), (1, 4, 2)]),
-    *(((1, 2, 4), how) for how in ({}, COMPACT)),
-    *((shape, {}) for shape in [(1, 2, 1), (1, 4, 1, 3), (1, 8, 1), (4, 2, 1, 8, 1), (4, 1, 2)]),
+    *((shape, how) for how in (EVERY, COMPACT) for shape in [(1, 1, 2), (1, 1, 8), (1, 4, 2)]),
+    *(((1, 2, 4), how) for how in (EVERY, COMPACT)),
+    *((shape, EVERY) for shape in [(1, 2, 1), (1, 4, 1, 3), (1, 8, 1), (4, 2, 1, 8, 1), (4, 1, 2)]),
 ]
 
 
 @pytest.mark.parametrize(
     ("shape", "how"),
-    [((2, 2, 2, 3, 2), COMPACT), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
+    [
+        ((2, 2, 2, 3, 2), {**COMPACT, "steps": False}),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+    ],
 )
 def test_a_mesh_answers_as_one_device(shape: tuple[int, ...], how: dict[str, Any]) -> None:
     """Up to the order of sums; copies of experts, rounds of few rows, prompts divided over ranks.
