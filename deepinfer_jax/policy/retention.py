@@ -13,7 +13,7 @@ DAY_SECONDS = 86_400
 AGENT_TTL_SECONDS = 3 * DAY_SECONDS
 CHATBOT_TTL_SECONDS = 7 * DAY_SECONDS
 
-PRECEDENCES = ("age_first", "pressure_first")
+PRECEDENCES = ("age_first", "class_first", "pressure_first")
 
 
 def expired(last_use: Array, now: Array, ttl: Array) -> Array:
@@ -26,7 +26,9 @@ def reclaim_amount(used: Array, high: Array, low: Array) -> Array:
     return namespace(used, high, low).where(used > high, used - low, 0)
 
 
-def least_recent(last_use: Array, size: Array, evictable: Array, amount: Array) -> Array:
+def least_recent(
+    last_use: Array, size: Array, evictable: Array, amount: Array, traffic: Array | None = None
+) -> Array:
     """The shortest prefix of the evictable entries in LRU order that frees `amount`. bool [K].
 
     Args:
@@ -34,9 +36,12 @@ def least_recent(last_use: Array, size: Array, evictable: Array, amount: Array) 
       size: bytes, [K].
       evictable: bool [K]: present and not pinned.
       amount: bytes to free; all evictable entries go when they do not suffice.
+      traffic: classes [K]; the highest goes first, LRU ranks inside a class. None: one class.
     """
     xp = namespace(last_use, size, evictable, amount)
     order = xp.argsort(last_use, stable=True)
+    if traffic is not None:
+        order = order[xp.argsort(-traffic[order], stable=True)]
     freed = xp.where(evictable, size, 0)[order]
     before = xp.cumsum(freed) - freed
     place = xp.argsort(order, stable=True)
@@ -51,10 +56,12 @@ def victims(
     ttl: Array,
     amount: Array,
     precedence: str = "age_first",
+    traffic: Array | None = None,
 ) -> Array:
     """Entries to delete now: the expired ones, and least recent ones until `amount` is freed.
 
     `age_first` deletes what has expired and asks LRU only for the bytes still missing.
+    `class_first` does the same, but takes those bytes from the highest traffic class first.
     `pressure_first` frees the whole amount in LRU order, whatever the TTLs, then deletes what has
     expired. They differ where TTLs do: an expired agent entry may be younger than a live chat.
 
@@ -66,12 +73,13 @@ def victims(
       ttl: scalar or [K].
       amount: bytes, from `reclaim_amount`.
       precedence: one of `PRECEDENCES`.
+      traffic: classes [K], which `class_first` needs.
 
     Returns:
       bool [K].
 
     Raises:
-      ValueError: an unknown precedence.
+      ValueError: an unknown precedence, or `class_first` without classes.
     """
     if precedence not in PRECEDENCES:
         raise ValueError(f"precedence {precedence!r} is unknown: use {' or '.join(PRECEDENCES)}")
@@ -79,5 +87,8 @@ def victims(
     aged = evictable & expired(last_use, now, ttl)
     if precedence == "pressure_first":
         return aged | least_recent(last_use, size, evictable, amount)
+    if precedence == "class_first" and traffic is None:
+        raise ValueError("precedence 'class_first' ranks classes, but traffic is missing: give it")
     missing = amount - xp.sum(xp.where(aged, size, 0))
-    return aged | least_recent(last_use, size, evictable & ~aged, missing)
+    ranks = traffic if precedence == "class_first" else None
+    return aged | least_recent(last_use, size, evictable & ~aged, missing, ranks)

@@ -126,7 +126,7 @@ def touch(c: Cluster, state: State, cache: Array, leaf: Array) -> State:
 
     def step(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         newer, older, node = carry
-        newer, older = _unlink(newer, older, cache, node)
+        newer, older = unlink(newer, older, cache, node)
         newer, older = _append(newer, older, cache, node)
         return newer, older, get(c.workload.node_parent, node)
 
@@ -158,7 +158,7 @@ def publish(c: Cluster, state: State, cache: Array, leaf: Array) -> State:
         if c.shape.bounded_cache:
             newer, older = when(
                 held > 0,
-                lambda ring: _unlink(ring[0], ring[1], cache, node),
+                lambda ring: unlink(ring[0], ring[1], cache, node),
                 (newer, older),
                 c.zero,
             )
@@ -198,7 +198,7 @@ def _evict(c: Cluster, state: State, cache: Array) -> State:
         following = get(newer, cache, node)
         present = put(present, held - cut, cache, node)
         newer, older = when(
-            cut == held, lambda ring: _unlink(ring[0], ring[1], cache, node), (newer, older), c.zero
+            cut == held, lambda ring: unlink(ring[0], ring[1], cache, node), (newer, older), c.zero
         )
         return present, newer, older, pins, used - cut, following
 
@@ -215,7 +215,8 @@ def _evict(c: Cluster, state: State, cache: Array) -> State:
     )
 
 
-def _unlink(newer: Array, older: Array, cache: Array, node: Array) -> tuple[Array, Array]:
+def unlink(newer: Array, older: Array, cache: Array, node: Array) -> tuple[Array, Array]:
+    """The LRU ring of `cache` without `node`."""
     after, before = get(newer, cache, node), get(older, cache, node)
     return put(newer, after, cache, before), put(older, before, cache, after)
 

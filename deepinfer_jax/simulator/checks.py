@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterator
 
+from deepinfer_jax.policy.retention import PRECEDENCES
 from deepinfer_jax.policy.view import PolicyParameters
 from deepinfer_jax.simulator.cluster import (
     ANCHORS,
@@ -30,6 +31,7 @@ def check_cluster(cluster: ClusterConfig) -> None:
         *_engines(cluster),
         *_choices(cluster),
         *_caches(cluster),
+        *_retention(cluster),
         *_tiers(cluster),
         *_steps(cluster),
         *_incidents(cluster),
@@ -43,11 +45,11 @@ NOT_NEGATIVE = (
     "match_ticks write_back_ticks swa_ttl_ticks cache_blocks max_input_tokens fetch_ticks "
     "fetch_femtoseconds_per_byte swa_femtoseconds_per_byte block_bytes swa_bytes step_quota "
     "handoff_ticks handoff_femtoseconds_per_byte live_bytes nextn restart_ticks repair_ticks "
-    "retry_limit storage_nodes storage_repair_ticks start_ticks grace_ticks"
+    "retry_limit storage_nodes storage_repair_ticks start_ticks grace_ticks retention_low_blocks"
 )
 AT_LEAST_ONE = (
     "ranks slots block_tokens batch_tokens batch_requests chunk_multiple prompt_interval "
-    "prompt_any_interval tier_round_ticks scale_round_ticks"
+    "prompt_any_interval tier_round_ticks scale_round_ticks retention_sweep_ticks"
 )
 
 
@@ -77,6 +79,30 @@ def check_warm(cluster: ClusterConfig, requests: int) -> None:
         )
 
 
+def check_traffic(cluster: ClusterConfig, classes: int) -> None:
+    """Raises ValueError when a workload of so many traffic classes has one without a TTL."""
+    ttls = len(cluster.retention_ttl_ticks)
+    if 0 < ttls < classes:
+        raise ValueError(
+            f"retention_ttl_ticks has {ttls} TTLs, but the workload has {classes} traffic classes; "
+            "give one each"
+        )
+
+
+def _retention(c: ClusterConfig) -> Iterator[str]:
+    low, high = c.retention_low_blocks, c.retention_high_blocks
+    if min(c.retention_ttl_ticks, default=0) < 0:
+        yield f"retention_ttl_ticks={c.retention_ttl_ticks}: must not be negative"
+    if low > high:
+        yield f"retention_low_blocks={low} exceeds retention_high_blocks={high}: sweeps free down to low"
+    if high < FOREVER and high > c.cache_blocks:
+        yield f"retention_high_blocks={high} is never reached: a cache holds {c.cache_blocks}"
+    if c.retention and c.cache_scope == "none":
+        yield "retention_sweep_ticks is set, but cache_scope='none' has nothing to sweep; unset it"
+    if c.retention and not c.retention_ttl_ticks and high == FOREVER:
+        yield "retention_sweep_ticks is set, but nothing expires: give TTLs or watermarks, or unset it"
+
+
 def _engines(c: ClusterConfig) -> Iterator[str]:
     strange = [m for m in c.modes if m not in list(Mode)]
     if strange:
@@ -102,6 +128,7 @@ def _choices(c: ClusterConfig) -> Iterator[str]:
         ("fetch_link", LINKS),
         ("handoff_link", LINKS),
         ("swa_anchors", ANCHORS),
+        ("retention_precedence", PRECEDENCES),
     ):
         if getattr(c, name) not in allowed:
             yield f"{name}={getattr(c, name)!r} is unknown; choose one of {', '.join(allowed)}"
@@ -202,7 +229,7 @@ def _scaling(c: ClusterConfig) -> Iterator[str]:
 
 
 def _ignored(c: ClusterConfig) -> Iterator[str]:
-    """Numbers of section 11 that differ from their defaults although nothing reads them."""
+    """Numbers of sections 11 and 13 that differ from their defaults although nothing reads them."""
     stored = any(kind == Incident.STORAGE for _, kind, _ in c.incidents)
     graced = c.departures and Mode.COMPLETION in c.modes
     rules = (
@@ -210,6 +237,11 @@ def _ignored(c: ClusterConfig) -> Iterator[str]:
         ("storage_nodes storage_repair_ticks", stored, "no incident takes a storage node down"),
         ("scale_round_ticks start_ticks hold_above", c.scaling, "no pool is scaled"),
         ("grace_ticks", graced, "no COMPLETION engine leaves as planned"),
+        (
+            "retention_ttl_ticks retention_high_blocks retention_low_blocks retention_precedence",
+            c.retention,
+            "nothing ever sweeps (retention_sweep_ticks)",
+        ),
     )
     defaults = {field.name: field.default for field in dataclasses.fields(c)}
     for names, read, reason in rules:

@@ -91,6 +91,13 @@ class ClusterConfig:
     warm_requests: tuple[int, ...] = ()  # prompts whose blocks are present before time zero
     warm_engine: int = 0  # the engine that holds them where caches are local
 
+    # Retention (section 13)
+    retention_sweep_ticks: int = FOREVER  # FOREVER: nothing ever sweeps
+    retention_ttl_ticks: tuple[int, ...] = ()  # by traffic class; () lets all live for ever
+    retention_high_blocks: int = FOREVER  # of one cache: a sweep that finds more frees down to low
+    retention_low_blocks: int = FOREVER
+    retention_precedence: str = "age_first"
+
     # Prefill routing (section 5)
     prefill_policy: str = "pull"
     tier_edges: tuple[int, ...] = ()  # tokens, lower edge inclusive; T = len + 1
@@ -170,6 +177,11 @@ class ClusterConfig:
             (pool := pools.get(mode)) is None or self.modes[:m].count(mode) < pool.initial
             for m, mode in enumerate(self.modes)
         )
+
+    @property
+    def retention(self) -> bool:
+        """Whether a garbage collector sweeps the caches."""
+        return self.retention_sweep_ticks < FOREVER
 
     @property
     def tiers(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from deepinfer_jax.simulator import cache, handoff, queries
+from deepinfer_jax.simulator import cache, handoff, queries, retention
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import NEVER
 from deepinfer_jax.simulator.cluster import Mode, Status
@@ -93,7 +93,7 @@ def finish(c: Cluster, state: State, request: Array, engine: Array) -> State:
     store = cache.cache_of(c.shape, engine)
     leaf = get(c.workload.output_node, request)
     if c.shape.publish_output:
-        state = cache.publish(c, state, store, leaf)
+        state = retention.publish(c, state, store, leaf, request)
     if c.shape.swa and c.shape.swa_anchors == "output_end":
         total = get(c.workload.input_tokens, request) + outputs
         blocks = jnp.maximum(total - c.scenario.reserve, 0) // c.scenario.block_tokens

@@ -33,6 +33,7 @@ class Row(NamedTuple):
     think_seconds: float = math.nan
     answer_seconds: float = math.nan
     common: tuple[int, int] = (0, 0)  # tokens of the tools and of the system prompt at the start
+    traffic: int | None = None  # traffic class
 
 
 class BadRow(Exception):
@@ -135,6 +136,7 @@ def _plain(record: Record, block_tokens: int) -> Row:
         blocks=chain(record, block_tokens) if block_tokens and "hash_ids" in record else None,
         session=None if record.get("session_id") is None else str(record["session_id"]),
         turn=whole(record, "turn", 0) if "turn" in record else None,
+        traffic=whole(record, "traffic", 0) if "traffic" in record else None,
     )
 
 
@@ -242,7 +244,7 @@ FORMATS: Mapping[str, Format] = {
     "mooncake": Format("jsonl", ("timestamp", "input_length", "hash_ids"), _plain, 512),
     # LLMServingSim's records of real vLLM runs.
     "vllm": Format("jsonl", ("arrival_time", "input_toks"), _vllm, absolute=True),
-    # Our own: {timestamp (ms), input_length, output_length}.
+    # Our own: {timestamp (ms), input_length, output_length}, if need be traffic (class, from 0).
     "plain": Format("jsonl", ("timestamp", "input_length", "output_length"), _plain),
     # Azure LLM inference traces 2023 and 2024.
     "azure": Format("csv", ("TIMESTAMP", "ContextTokens"), _azure, absolute=True),

@@ -171,6 +171,12 @@ def _share_common(rows: list[Row], block_tokens: int) -> list[Row]:
     return shared
 
 
+def _traffic(rows: list[Row]) -> Int64 | None:
+    if all(row.traffic is None for row in rows):
+        return None
+    return np.array([row.traffic or 0 for row in rows], np.int64)
+
+
 def _sessions(rows: list[Row]) -> Int64 | None:
     if all(row.session is None for row in rows):
         return None
@@ -251,6 +257,7 @@ def _assemble(
         turn=None if None in turns else np.array(turns, np.int64),
         think_seconds=None if np.isnan(thought).all() else thought,
         answer_seconds=None if np.isnan(answered).all() else answered,
+        traffic=_traffic(rows),
         rejected=tuple(rejected),
     )
     return in_arrival_order(trace)

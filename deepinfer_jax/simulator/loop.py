@@ -18,6 +18,7 @@ from deepinfer_jax.simulator import (
     orphans,
     placement,
     prompts,
+    retention,
     tiers,
 )
 from deepinfer_jax.simulator.cache import Cluster
@@ -32,7 +33,7 @@ from deepinfer_jax.simulator.workload import Workload
 Array = Any
 
 STEP_END, TRANSFER, ROUND, MATCH, PLACE, FORM, NOTHING = range(7)
-START, GRACE, INCIDENT, LEAVE, SCALE, TURN, ADOPT = range(7, 14)
+START, GRACE, INCIDENT, LEAVE, SCALE, TURN, ADOPT, SWEEP = range(7, 15)
 
 
 def run(shape: Shape, scenario: Scenario, workload: Workload) -> State:
@@ -57,7 +58,8 @@ def _warm(c: Cluster, state: State) -> State:
         if c.shape.swa:
             leaf = get(c.workload.match_node, request)
             state = cache.write_anchor(c, state, store, leaf, engine)
-        return cache.publish(c, state, store, get(c.workload.publish_node, request))
+        leaf = get(c.workload.publish_node, request)
+        return retention.publish(c, state, store, leaf, request)
 
     return fori_loop(c.shape.warm, visit, state, c.zero)
 
@@ -91,6 +93,12 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
         alive = (time < NEVER) | (state.idle_rounds < 2)
         round_time = jnp.where(alive & unended, state.next_round, NEVER)
         time = jnp.minimum(time, round_time)
+    sweep_time = jnp.asarray(NEVER, time.dtype)
+    if c.shape.retention:
+        unended = state.ended < c.shape.requests
+        happens = unended & ((time < NEVER) | now_busy)
+        sweep_time = jnp.where(happens, state.next_sweep, NEVER)
+        time = jnp.minimum(time, sweep_time)
 
     late = now_busy & (time > state.now)
     heap_first = (heap_time == time) & ~rematch
@@ -106,9 +114,13 @@ def _next(c: Cluster, state: State) -> tuple[Array, Array, Array, Array]:
             jnp.where(heap_first, TRANSFER, jnp.where(round_time == time, ROUND, MATCH)),
         ),
     )
+    if c.shape.retention:
+        kind = jnp.where((kind == MATCH) & (sweep_time == time), SWEEP, kind)
     if c.shape.dynamics:
         # What happens at this time before matches and tier rounds, the first in the order last.
         early = (kind == ROUND) | (kind == MATCH)
+        if c.shape.retention:
+            early = early | (kind == SWEEP)
         for other in (SCALE, INCIDENT, GRACE, START):
             kind = jnp.where(early & (others[other] == time), other, kind)
         if c.shape.departures:
@@ -169,6 +181,8 @@ def _step(c: Cluster, state: State) -> State:
         if c.shape.dynamics:
             turning = (kind == ROUND) | (kind == SCALE)
             quiet = (kind == PLACE) | (kind == FORM) | (kind == LEAVE) | (kind == INCIDENT)
+            if c.shape.retention:
+                quiet = quiet | (kind == SWEEP)
             resting = (quiet | turning) & ~_underway(c, state)
             # A round adds one; with something underway it shall leave 0.
             before = jnp.where(resting, state.idle_rounds, jnp.where(turning, -1, 0))
@@ -176,6 +190,8 @@ def _step(c: Cluster, state: State) -> State:
             before = jnp.where(inside, state.idle_rounds, before)
         else:
             resting = (kind == ROUND) & ~_underway(c, state)
+            if c.shape.retention:
+                resting = resting | (kind == SWEEP)
             before = jnp.where(resting, state.idle_rounds, 0)
         state = state.replace(idle_rounds=before)
     handlers = {
@@ -198,6 +214,8 @@ def _step(c: Cluster, state: State) -> State:
     if c.shape.departures:
         handlers[GRACE] = lambda s: departure.end_grace(s, index)
         handlers[LEAVE] = lambda s: departure.depart(c, s, index)
+    if c.shape.retention:
+        handlers[SWEEP] = lambda s: retention.sweep(c, s)
     if c.shape.scaling:
         handlers[SCALE] = lambda s: autoscale.scaling_round(c, s)
     if not (c.shape.fetches or c.shape.completion or c.shape.write_back):

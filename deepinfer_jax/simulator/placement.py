@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from deepinfer_jax.policy import prefill as policies
 from deepinfer_jax.policy.view import PrefillView, RequestView
-from deepinfer_jax.simulator import autoscale, cache, prefill, queries, storage, tiers
+from deepinfer_jax.simulator import autoscale, cache, prefill, queries, retention, storage, tiers
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.clock import ceil_ticks
 from deepinfer_jax.simulator.cluster import Status
@@ -86,7 +86,7 @@ def _find_prefix(c: Cluster, state: State, request: Array) -> State:
     state, node, blocks = storage.readable_prefix(c, state, node, blocks)
     tokens = _usable(c, state, store, node, blocks)
     state = _record_hit(state, request, node, blocks, tokens)
-    return cache.pin(c, cache.touch(c, state, store, node), node, 1)
+    return cache.pin(c, retention.touch(c, state, store, node, request), node, 1)
 
 
 def _queue(c: Cluster, state: State, request: Array) -> State:
@@ -235,7 +235,7 @@ def _settle_hit(c: Cluster, state: State, engine: Array, request: Array) -> Stat
     if c.shape.cache_scope == "local":
         state, node = cache.deepest_match(c, state, store, get(c.workload.match_node, request))
         state = _record_hit(state, request, node, *_hit(c, state, store, node))
-        state = cache.touch(c, state, store, node)
+        state = retention.touch(c, state, store, node, request)
     if not c.shape.swa:
         return state
     node = get(state.hit_node, request)

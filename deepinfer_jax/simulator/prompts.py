@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from deepinfer_jax.simulator import cache, decode, handoff, queries
+from deepinfer_jax.simulator import cache, decode, handoff, queries, retention
 from deepinfer_jax.simulator.cache import Cluster
 from deepinfer_jax.simulator.containers import add, get, pop_front, put
 from deepinfer_jax.simulator.events import WRITE_BACK, schedule
@@ -120,7 +120,7 @@ def _store(c: Cluster, state: State, engine: Array, request: Array) -> State:
         state = cache.write_anchor(c, state, store, node, engine)
     if c.shape.write_back:
         return schedule(c, state, state.now + c.scenario.write_back_ticks, request, WRITE_BACK)
-    return cache.publish(c, state, store, get(c.workload.publish_node, request))
+    return retention.publish(c, state, store, get(c.workload.publish_node, request), request)
 
 
 def end_write_back(c: Cluster, state: State, request: Array) -> State:
@@ -131,4 +131,4 @@ def end_write_back(c: Cluster, state: State, request: Array) -> State:
     if c.shape.dynamics and c.shape.cache_scope == "local":
         there = get(state.life, engine) >= SERVING
         leaf = jnp.where(there, leaf, 0)
-    return cache.publish(c, state, store, leaf)
+    return retention.publish(c, state, store, leaf, request)

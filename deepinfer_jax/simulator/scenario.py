@@ -12,7 +12,7 @@ import numpy as np
 from deepinfer_jax.cost.steps import StepCost
 from deepinfer_jax.policy import registry
 from deepinfer_jax.policy.view import PolicyParameters
-from deepinfer_jax.simulator.checks import check_cluster, check_warm
+from deepinfer_jax.simulator.checks import check_cluster, check_traffic, check_warm
 from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig
 from deepinfer_jax.simulator.workload import Workload
 
@@ -43,6 +43,8 @@ class Shape:
     handoff_fifo: bool
     write_back: bool
     publish_output: bool
+    retention: str  # precedence of the sweep, "" without one
+    watermark: bool  # sweeps look at the blocks held, too
     rematches: bool
     closed_loop: bool
     prompt: bool  # modes present
@@ -101,6 +103,17 @@ class Dynamics:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Retention:
+    """The numbers of `SEMANTICS.md` section 13; int64 (or float64 time) scalars unless a shape is given."""
+
+    sweep_ticks: Any
+    ttl_ticks: Any  # [classes]
+    high_blocks: Any
+    low_blocks: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Scenario:
     """The numbers of one scenario: int64 (or float64 time) scalars unless a shape is given."""
 
@@ -140,6 +153,7 @@ class Scenario:
     policy: PolicyParameters
     bin_ticks: Any
     dynamics: Dynamics | None = None
+    retention: Retention | None = None
 
 
 TIMES = frozenset(
@@ -163,6 +177,8 @@ TIMES = frozenset(
         "scale_round_ticks",
         "start_ticks",
         "grace_ticks",
+        "sweep_ticks",
+        "ttl_ticks",
     ]
 )
 """Fields measured in time; they, the step costs and the arrivals are floats in the float time type."""
@@ -201,6 +217,7 @@ def split(
             "token_times=True needs integer time, but exact=False: leave one of them out"
         )
     check_warm(cluster, workload.requests)
+    check_traffic(cluster, classes(workload))
     return _shape(cluster, workload, exact), _numbers(cluster, workload, exact, horizon_ticks)
 
 
@@ -233,6 +250,8 @@ def _shape(cluster: ClusterConfig, workload: Workload, exact: bool) -> Shape:
         handoff_fifo=cluster.handoff_link == "fifo",
         write_back=caching and cluster.write_back_ticks > 0,
         publish_output=caching and cluster.publish_output,
+        retention=cluster.retention_precedence if cluster.retention else "",
+        watermark=cluster.retention_high_blocks < FOREVER,
         rematches=(cluster.kv_blocks is not None and present[1])
         or cluster.crashes
         or workload.after is not None,
@@ -283,6 +302,21 @@ def _dynamics(cluster: ClusterConfig, exact: bool) -> Dynamics | None:
     return Dynamics(**values)
 
 
+def classes(workload: Workload) -> int:
+    """Traffic classes of a workload."""
+    return 1 if workload.traffic is None else int(np.max(workload.traffic)) + 1
+
+
+def _retention(cluster: ClusterConfig, workload: Workload, exact: bool) -> Retention | None:
+    if not cluster.retention:
+        return None
+    ttl = cluster.retention_ttl_ticks or (FOREVER,) * classes(workload)
+    values = {"ttl_ticks": ttl}
+    for name in ("sweep_ticks", "high_blocks", "low_blocks"):
+        values[name] = getattr(cluster, f"retention_{name}")
+    return Retention(**{n: _number(v, n in TIMES and not exact) for n, v in values.items()})
+
+
 def _numbers(
     cluster: ClusterConfig, workload: Workload, exact: bool, horizon_ticks: int | None
 ) -> Scenario:
@@ -302,7 +336,7 @@ def _numbers(
         bin_ticks=max(1, horizon // SERIES_BINS),
     )
     for field in dataclasses.fields(Scenario):
-        if field.name not in values and field.name != "dynamics":
+        if field.name not in values and field.name not in ("dynamics", "retention"):
             values[field.name] = np.asarray(getattr(cluster, field.name))
     cost, policy = values.pop("cost"), values.pop("policy")
     forms = _number(cost.decode_forms, not exact)
@@ -316,6 +350,7 @@ def _numbers(
         cost=dataclasses.replace(cost, decode_forms=forms),
         policy=jax.tree.map(lambda x: _number(x, False), policy),
         dynamics=_dynamics(cluster, exact),
+        retention=_retention(cluster, workload, exact),
         **numbers,
     )
 

@@ -83,6 +83,19 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Retention:
+    """The garbage collector of a cache, see `SEMANTICS.md` section 13. Off without `sweep_seconds`."""
+
+    sweep_seconds: float = INF
+    ttl_seconds: tuple[
+        float, ...
+    ] = ()  # by traffic class of the workload; () lets all live for ever
+    high: float = INF  # share of the capacity above which a sweep frees down to `low`
+    low: float = INF
+    precedence: str = "age_first"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Cache:
     """Prefix cache: none, one shared store, or one local to each engine."""
 
@@ -96,6 +109,7 @@ class Cache:
     swa: bool = False  # a hit needs the sliding-window state at its end, or backs off a block
     swa_ttl_seconds: float = INF
     swa_anchors: str = "prompt_end"
+    retention: Retention = Retention()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -159,6 +159,16 @@ class State:
     stay_log: Any = None  # [4 Q + 1024, 6] see `decode.log_stay`
     stays: Any = None
 
+    # Retention (`SEMANTICS.md` 13); None without it
+    last_use: Any = None  # [C, N]
+    expiry: Any = None  # [C, N]
+    traffic: Any = None  # [C, N] lowest class that used the segment
+    next_sweep: Any = None
+    sweeps: Any = None
+    expired: Any = None  # blocks
+    reclaimed: Any = None  # blocks
+    held_at_sweeps: Any = None  # blocks of all caches after a sweep, summed over sweeps
+
     # Dynamics (`SEMANTICS.md` 11); None without them
     stage: Any = None  # [Q + 1]
     source: Any = None  # [Q + 1] engine that holds the KV between prefill and landing
@@ -308,6 +318,7 @@ def initial_state(shape: Shape, scenario: Scenario, after: Dependencies | None =
         heap_code=ints(heap, dtype=jnp.int64),
         heap_size=ints(),
         **_token_records(shape),
+        **_retention(shape, scenario),
         **_dynamics(shape, scenario),
     )
 
@@ -321,6 +332,22 @@ def _token_records(shape: Shape) -> dict[str, Any]:
         "runs": jnp.int32(0),
         "stay_log": jnp.zeros((4 * shape.requests + 1024, 6), jnp.int64),
         "stays": jnp.int32(0),
+    }
+
+
+def _retention(shape: Shape, scenario: Scenario) -> dict[str, Any]:
+    """Nothing was used or swept yet."""
+    if scenario.retention is None:
+        return {}
+    time = jnp.int64 if shape.exact else jnp.float64
+    each = (max(shape.caches, 1), shape.nodes)
+    counts = ("sweeps", "expired", "reclaimed", "held_at_sweeps")
+    return {
+        "last_use": jnp.zeros(each, time),
+        "expiry": jnp.zeros(each, time),
+        "traffic": jnp.zeros(each, jnp.int32),
+        "next_sweep": jnp.asarray(scenario.retention.sweep_ticks, time),
+        **{name: jnp.int64(0) for name in counts},
     }
 
 

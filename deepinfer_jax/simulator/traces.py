@@ -55,6 +55,7 @@ class Trace:
         None  # [Q] from the previous answer to this arrival, NaN unknown
     )
     answer_seconds: Float64 | None = None  # [Q] how long the answer took where recorded, else NaN
+    traffic: Int64 | None = None  # [Q] traffic class, for retention; all in class 0 without it
     rejected: tuple[Rejection, ...] = ()
 
     def __len__(self) -> int:
@@ -138,6 +139,7 @@ def take(trace: Trace, which: npt.ArrayLike) -> Trace:
         turn=None if trace.turn is None else trace.turn[index],
         think_seconds=None if trace.think_seconds is None else trace.think_seconds[index],
         answer_seconds=None if trace.answer_seconds is None else trace.answer_seconds[index],
+        traffic=None if trace.traffic is None else trace.traffic[index],
     )
 
 

@@ -62,6 +62,7 @@ class Trajectory:
     blocks_evicted: Array
     blocks_present: Array
     lives: Lives | None = None  # of a cluster with dynamics
+    swept: Swept | None = None  # of a cluster with retention
     records: TokenRecords | None = None  # where `token_times` is on
     left: Array  # [6] what should be zero: quota, slots, reserved, in prefill, pins, heap
 
@@ -82,6 +83,23 @@ class Lives:
     unreadable_matches: Array
     scale_log: Array | None  # [SCALE_ROUNDS, 7] tick; current, demand, wanted of both pools, or -1
     scale_rounds: Array | None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Swept:
+    """What sweeps of the caches did (`SEMANTICS.md` 13)."""
+
+    sweeps: Array
+    expired: Array  # blocks
+    reclaimed: Array  # blocks deleted for the watermark
+    held_at_sweeps: Array  # blocks of all caches after a sweep, summed over sweeps
+
+
+def _swept(shape: Shape, state: State) -> Swept | None:
+    if not shape.retention:
+        return None
+    return Swept(state.sweeps, state.expired, state.reclaimed, state.held_at_sweeps)
 
 
 def _lives(shape: Shape, state: State) -> Lives | None:
@@ -159,6 +177,7 @@ def trajectory(shape: Shape, workload: Workload, state: State) -> Trajectory:
         blocks_evicted=state.evicted,
         blocks_present=jnp.sum(state.used),
         lives=_lives(shape, state),
+        swept=_swept(shape, state),
         records=records,
         left=jnp.stack([jnp.asarray(x, jnp.float64) for x in left]),
     )
@@ -182,6 +201,8 @@ def balance(run: Trajectory) -> None:
     if run.lives is not None:
         stored = stored - run.lives.blocks_lost
         _balance_lives(run, run.lives)
+    if run.swept is not None:
+        stored = stored - run.swept.expired - run.swept.reclaimed
     assert stored == run.blocks_present, (
         f"{stored} blocks should be present, not {run.blocks_present}"
     )

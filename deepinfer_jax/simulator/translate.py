@@ -217,9 +217,35 @@ def _cluster(
         token_times=service.decode.record_tokens,
         seed=seed,
         **sizes,
+        **_retention(service, _cache_blocks(service, sizes["block_bytes"])),
         **_failures(service, seed),
         **_scaling(service),
     )
+
+
+def _retention(service: ServiceConfig, capacity: int) -> dict[str, Any]:
+    r = service.cache.retention
+    ttl = tuple(_ticks("cache.retention.ttl_seconds", x) for x in r.ttl_seconds)
+    marks = {"high": r.high, "low": r.low}
+    if (r.high < math.inf) != (r.low < math.inf) or not 0 <= r.low <= r.high:
+        raise ValueError(
+            f"cache.retention.high={r.high}, low={r.low}: give both shares, 0 <= low <= high <= 1, "
+            "or none"
+        )
+    if r.high < math.inf and capacity == FOREVER:
+        raise ValueError(
+            f"cache.retention.high={r.high} is a share of the capacity, but the cache has none; "
+            "set cache.capacity_blocks or cache.capacity_gib"
+        )
+    shares = {
+        f"retention_{name}_blocks": FOREVER if share == math.inf else int(share * capacity)
+        for name, share in marks.items()
+    }
+    return shares | {
+        "retention_sweep_ticks": _ticks("cache.retention.sweep_seconds", r.sweep_seconds),
+        "retention_ttl_ticks": ttl,
+        "retention_precedence": r.precedence,
+    }
 
 
 def _failures(service: ServiceConfig, seed: int) -> dict[str, Any]:

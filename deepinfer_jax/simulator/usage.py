@@ -49,10 +49,27 @@ def lives(run: Trajectory, cluster: ClusterConfig, gpus: int) -> dict[str, Any]:
     }
 
 
+def swept(run: Trajectory) -> dict[str, Any]:
+    """Keys of a run whose caches are swept; none otherwise.
+
+    sweeps; blocks_expired, blocks_reclaimed: deleted by age, and for the watermark;
+    blocks_held: of all caches, the mean over the instants after a sweep.
+    """
+    if run.swept is None:
+        return {}
+    sweeps = int(run.swept.sweeps)
+    return {
+        "sweeps": sweeps,
+        "blocks_expired": int(run.swept.expired),
+        "blocks_reclaimed": int(run.swept.reclaimed),
+        "blocks_held": int(run.swept.held_at_sweeps) / sweeps if sweeps else None,
+    }
+
+
 def usage(run: Trajectory, cluster: ClusterConfig, gpus: int) -> dict[str, Any]:
     """Keys that summary.json holds besides `metrics.summarise`; the span is time zero to the end.
 
-    `lives` adds to them. Shares are of the time in which engines serve.
+    `lives` and `swept` add to them. Shares are of the time in which engines serve.
 
     simulated_seconds; gpus, gpu_hours; busy_fraction: time in any step over all engines;
     prefill_busy_fraction: prompt and mixed steps over the engines that take prompts;
@@ -83,6 +100,7 @@ def usage(run: Trajectory, cluster: ClusterConfig, gpus: int) -> dict[str, Any]:
         "blocks_published": int(run.blocks_published),
         "blocks_evicted": int(run.blocks_evicted),
         **lives(run, cluster, gpus),
+        **swept(run),
     }
 
 

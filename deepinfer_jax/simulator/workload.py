@@ -35,6 +35,7 @@ class Workload:
     node_start: Array  # [N] int32 blocks
     node_end: Array  # [N] int32 blocks
     after: Dependencies | None = None  # requests that wait for another's end, if any
+    traffic: Array | None = None  # [Q] int32 traffic class (retention); None: all in class 0
 
     @property
     def requests(self) -> int:
@@ -113,4 +114,5 @@ def workload(
         node_start=trie.node_start,
         node_end=trie.node_end,
         after=of_trace(ordered) if closed_loop else None,
+        traffic=None if ordered.traffic is None else ordered.traffic.astype(np.int32),
     )

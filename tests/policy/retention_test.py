@@ -34,16 +34,24 @@ def test_precedence_where_ttls_differ():
     arguments = (last_use, size, evictable, 0, ttl, 10)
     assert retention.victims(*arguments, "age_first").tolist() == [True, False, False]
     assert retention.victims(*arguments, "pressure_first").tolist() == [True, True, False]
-    with pytest.raises(ValueError, match="age_first or pressure_first"):
+    # Under class_first the chat of one day goes before the two of a more precious class.
+    traffic = np.array([0, 0, 1])
+    late = (last_use, size, evictable, 0, np.array([9, 9, 9]), 10, "class_first", traffic)
+    assert retention.victims(*late).tolist() == [False, False, True]
+    with pytest.raises(ValueError, match="class_first or pressure_first"):
         retention.victims(*arguments, "oldest")
+    with pytest.raises(ValueError, match="traffic is missing"):
+        retention.victims(*arguments, "class_first")
 
 
-def plain_victims(last_use, size, evictable, now, ttl, amount, precedence):
+def plain_victims(last_use, size, evictable, now, ttl, amount, precedence, traffic):
     entries = [k for k in range(len(size)) if evictable[k]]
     aged = {k for k in entries if now - last_use[k] >= ttl[k]}
-    gone = set(aged) if precedence == "age_first" else set()
+    gone = set() if precedence == "pressure_first" else set(aged)
     freed = sum(size[k] for k in gone)
-    for k in sorted(entries, key=lambda k: (last_use[k], k)):
+    if precedence != "class_first":
+        traffic = [0] * len(size)
+    for k in sorted(entries, key=lambda k: (-traffic[k], last_use[k], k)):
         if freed >= amount:
             break
         if k not in gone:
@@ -60,13 +68,15 @@ def test_equals_a_walk_over_entries(precedence, seed, amount):
     last_use, size = rng.integers(0, 12, 8), rng.integers(0, 9, 8)
     evictable, ttl = rng.random(8) < 0.8, rng.choice([3, 7], 8)
     arguments = (last_use, size, evictable, 12, ttl, amount)
-    mask = retention.victims(*arguments, precedence)
-    expected = plain_victims(*(np.asarray(a).tolist() for a in arguments), precedence)
+    traffic = rng.integers(0, 3, 8)
+    mask = retention.victims(*arguments, precedence, traffic)
+    plain = (np.asarray(a).tolist() for a in arguments)
+    expected = plain_victims(*plain, precedence, traffic.tolist())
     assert set(np.flatnonzero(mask)) == expected
-    jitted = JITTED[precedence](*map(jnp.asarray, arguments))
+    jitted = JITTED[precedence](*map(jnp.asarray, (*arguments, traffic)))
     assert np.asarray(jitted).tolist() == mask.tolist()
 
 
 JITTED = {
-    p: jax.jit(lambda *a, p=p: retention.victims(*a, precedence=p)) for p in retention.PRECEDENCES
+    p: jax.jit(lambda *a, p=p: retention.victims(*a[:-1], p, a[-1])) for p in retention.PRECEDENCES
 }

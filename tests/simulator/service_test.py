@@ -48,6 +48,22 @@ def test_seconds_become_femtoseconds_and_ticks():
     assert c.kv_blocks is None and c.max_input_tokens == FOREVER
 
 
+def test_retention_in_seconds_and_shares_of_the_capacity():
+    collector = {
+        "sweep_seconds": 3600.0,
+        "ttl_seconds": (604_800.0, math.inf),
+        "high": 0.9,
+        "low": 0.8,
+    }
+    scope = {"scope": "shared", "capacity_blocks": 1000}
+    c = cluster(
+        MIXED, cache=scope | {"retention": collector}, links={"fetch_bytes_per_second": 1e9}
+    )
+    assert c.retention_sweep_ticks == 36 * 10**11
+    assert c.retention_ttl_ticks == (6048 * 10**11, FOREVER)
+    assert (c.retention_high_blocks, c.retention_low_blocks) == (900, 800)
+
+
 def test_bytes_are_the_released_layouts_and_links_are_those_of_all_ranks():
     c = cluster(SPLIT, cache={"scope": "shared", "swa": True, "capacity_gib": 1.0})
     assert (c.block_bytes, c.swa_bytes, c.live_bytes) == (113_920, 1_415_040, 3_128_928)
@@ -120,6 +136,13 @@ def test_dualpath_and_mooncake_parameters_follow_from_links_and_costs():
         ({"model": "v41"}, "did you mean 'v41_flash'"),
         ({"cache": {"match_seconds": -1.0}}, "must not be negative"),
         ({"cache": {"scope": "local", "capacity_gib": 1, "capacity_blocks": 1}}, "give one"),
+        ({"cache": {"scope": "local", "retention": {"high": 0.9}}}, "give both shares"),
+        ({"cache": {"scope": "local", "retention": {"high": 1, "low": 1}}}, "the cache has none"),
+        (
+            {"cache": {"scope": "local", "retention": {"ttl_seconds": (1.0,)}}},
+            "nothing ever sweeps",
+        ),
+        ({"cache": {"retention": {"sweep_seconds": 1.0}}}, "has no cache"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(changes, message):

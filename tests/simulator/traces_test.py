@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from deepinfer_jax.simulator import loading, traces
+from deepinfer_jax.simulator.workload import workload
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs" / "traces"
 TRUTH = sorted((FOLDER / "vllm_groundtruth").glob("*/requests.jsonl.gz"))
@@ -94,6 +95,14 @@ def test_sessions_keep_turns_and_think_times():
     assert trace.think_seconds[:3].tolist() == [0.0, 13.0, 25.0]
     assert trace.turn[:3].tolist() == [0, 1, 2]
     assert len(trace.blocks(0)) == 1_871 == trace.input_tokens[0] // 64
+
+
+def test_plain_rows_may_name_their_traffic_class(tmp_path):
+    path = write(tmp_path / "classes.jsonl", [line(0), line(1, traffic=2), line(2)])
+    trace = loading.load(path, "plain")
+    assert trace.traffic.tolist() == [0, 2, 0]
+    assert traces.take(trace, [1]).traffic.tolist() == [2]
+    assert workload(trace).traffic.tolist() == [0, 2, 0]
 
 
 def test_sessions_may_share_their_tools_and_system_prompt(tmp_path):

@@ -57,6 +57,7 @@ class Cache:
         self.pins = [0] * len(trie.parent)
         self.least_recent_first: list[int] = []
         self.anchors: dict[int, Anchor] = {}
+        self.uses: dict[int, tuple[int, int, int]] = {}  # last use, expiry, lowest class
         self.published = 0
         self.evicted = 0
         self.anchors_written = 0

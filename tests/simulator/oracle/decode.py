@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deepinfer_jax.simulator.cluster import Mode, Status
-from tests.simulator.oracle import steps
+from tests.simulator.oracle import retention, steps
 from tests.simulator.oracle.clock import FORMATION, MATCH_END, STEP_END, SUBS_PER_FEMTOSECOND
 from tests.simulator.oracle.handoff import serve_waiting
 from tests.simulator.oracle.world import UNITS, Engine, Rank, Request, World
@@ -95,6 +95,7 @@ def finish(world: World, request: Request, engine: int) -> None:
     if cache is None:
         return
     if cluster.publish_output:
+        retention.use(world, cache, request.output_node, request)
         cache.publish(request.output_node)
     if cluster.swa and cluster.swa_anchors == "output_end":
         blocks = world.capped_blocks(request.input_tokens + request.output_tokens)

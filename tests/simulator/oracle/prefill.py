@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deepinfer_jax.simulator.cluster import Mode
-from tests.simulator.oracle import decode, handoff, steps
+from tests.simulator.oracle import decode, handoff, retention, steps
 from tests.simulator.oracle.clock import STEP_END, SUBS_PER_FEMTOSECOND, TRANSFER_END, WRITE_BACK
 from tests.simulator.oracle.world import Engine, Rank, Request, World
 
@@ -154,6 +154,7 @@ def publish_prompt(world: World, request: Request) -> None:
     if cache is None:
         return
     if cluster.write_back_ticks == 0:
+        retention.use(world, cache, request.publish_node, request)
         cache.publish(request.publish_node)
     else:
         at = world.now + cluster.write_back_ticks
@@ -170,4 +171,5 @@ def written_back(world: World, request: Request) -> None:
     assert cache is not None
     gone = world.engines[request.engine].life in ("off", "starting")
     if world.cluster.cache_scope != "local" or not gone:
+        retention.use(world, cache, request.publish_node, request)
         cache.publish(request.publish_node)

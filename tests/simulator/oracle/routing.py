@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deepinfer_jax.simulator.cluster import FOREVER, Status
-from tests.simulator.oracle import policies, steps, storage
+from tests.simulator.oracle import policies, retention, steps, storage
 from tests.simulator.oracle.cache import ROOT, Cache
 from tests.simulator.oracle.clock import (
     FETCH,
@@ -50,6 +50,7 @@ def match(world: World, request: Request) -> None:
     if cluster.cache_scope == "shared":
         cache = world.caches[0]
         request.block_hit, request.hit, request.pinned = hit(world, cache, request)
+        retention.use(world, cache, request.pinned, request)
         cache.touch(request.pinned)
         cache.pin(request.pinned)
     request.cost = predicted(world, request, request.hit)
@@ -198,6 +199,7 @@ def place(world: World, request: Request, engine: Engine) -> None:
     if cluster.cache_scope == "local":
         assert cache is not None
         request.block_hit, request.hit, deepest = hit(world, cache, request)
+        retention.use(world, cache, deepest, request)
         cache.touch(deepest)
     anchor = None
     if cache is not None and cluster.swa and request.hit == request.block_hit > 0:

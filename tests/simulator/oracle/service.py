@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from deepinfer_jax.simulator.cluster import ClusterConfig, Status
-from tests.simulator.oracle import dynamics, formation, handoff, prefill, routing
+from tests.simulator.oracle import dynamics, formation, handoff, prefill, retention, routing
 from tests.simulator.oracle.clock import (
     DEPARTURE,
     DYNAMICS,
@@ -21,6 +21,7 @@ from tests.simulator.oracle.clock import (
     SCALING_ROUND,
     START,
     STEP_END,
+    SWEEP,
     TRANSFER_END,
     WRITE_BACK,
 )
@@ -72,6 +73,10 @@ class Result:
     unreadable_blocks: int
     unreadable_matches: int
     scalings: list[tuple[int, ...]]
+    sweeps: int
+    expired: int
+    reclaimed: int
+    held_at_sweeps: int
     events: list[tuple[int, int, str, int, int]]
 
 
@@ -88,6 +93,7 @@ def run(cluster: ClusterConfig, workload: Any) -> Result:
     warm(world)
     routing.deal_tiers(world)
     dynamics.schedule(world)
+    retention.schedule(world)
     for request in world.requests:
         if request.parent >= 0:
             continue
@@ -114,6 +120,7 @@ def warm(world: World) -> None:
         blocks = world.capped_blocks(request.input_tokens)
         segment = world.trie.ending_at(request.match_node, blocks)
         assert cache is not None
+        retention.use(world, cache, request.publish_node, request)
         cache.publish(request.publish_node)
         if cluster.swa and segment is not None:
             cache.write_anchor(segment, cluster.warm_engine, 0)
@@ -125,7 +132,7 @@ def next_event(world: World) -> tuple[int, int, tuple[int, ...], Any] | None:
     if world.ended():
         world.agenda.remove(lambda phase, index, what: phase in (DYNAMICS, ROUND))
     heap = world.agenda.heap
-    rounds = any(event[1] == ROUND for event in heap)
+    rounds = any(event[1] == ROUND and event[4] != SWEEP for event in heap)
     if not world.nothing_to_come():
         world.lonely_rounds = 0
     if world.route:
@@ -165,7 +172,8 @@ def process(world: World, phase: int, index: tuple[int, ...], what: Any) -> None
         }
         happens[index[0]](world, what)
     elif phase == ROUND:
-        (dynamics.scaling_round if index == (SCALING_ROUND,) else routing.tier_round)(world)
+        rounds = {SCALING_ROUND: dynamics.scaling_round, SWEEP: retention.sweep}
+        rounds.get(index[0], routing.tier_round)(world)
     elif phase == MATCH_END:
         routing.match(world, what)
     elif phase == ROUTE:
@@ -178,7 +186,8 @@ def check_conservation(world: World) -> None:
     """Section 9; with a STUCK request, what it holds is not back."""
     lost = world.counters["lost"]
     for cache in world.caches:
-        assert world.caches[1:] or cache.published == cache.used() + cache.evicted + lost
+        gone = cache.evicted + lost + world.counters["expired"] + world.counters["reclaimed"]
+        assert world.caches[1:] or cache.published == cache.used() + gone
     for kind in ("fetch", "swa", "handoff"):
         name = {"fetch": "fetched_bytes", "swa": "swa_bytes", "handoff": "handoff_bytes"}[kind]
         by_link = sum(e.bytes[kind] for e in world.engines)
@@ -235,5 +244,9 @@ def result(world: World) -> Result:
         unreadable_blocks=world.counters["unreadable"],
         unreadable_matches=world.counters["cut"],
         scalings=world.scalings,
+        sweeps=world.sweeps,
+        expired=world.counters["expired"],
+        reclaimed=world.counters["reclaimed"],
+        held_at_sweeps=world.held_at_sweeps,
         events=world.events,
     )

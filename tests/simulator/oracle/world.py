@@ -46,6 +46,7 @@ class Request:
     output_node: int
     parent: int = -1
     delay: int = 0
+    traffic: int = 0
     status: Status | None = None
     emitted: int = 0
     matches: int = 0
@@ -159,6 +160,8 @@ class World:
         after = workload.after
         for r in self.requests if after is not None else ():
             r.parent, r.delay = int(after.parent[r.index]), int(after.delay[r.index])
+        for r in self.requests if workload.traffic is not None else ():
+            r.traffic = int(workload.traffic[r.index])
         for r in self.requests:
             if r.parent >= 0:
                 r.arrival = -1  # until the parent ends
@@ -177,7 +180,8 @@ class World:
         self.orphans: deque[Request] = deque()
         self.demand_tokens = 0
         self.nodes_up_at = [0] * cluster.storage_nodes
-        self.counters = dict.fromkeys(("lost", "forwards", "unreadable", "cut"), 0)
+        self.counters = dict.fromkeys(COUNTERS, 0)
+        self.sweeps = self.held_at_sweeps = 0
         self.scalings: list[tuple[int, ...]] = []
         for m, serves in enumerate(cluster.serving_at_first):
             self.engines[m].life = "serving" if serves else "off"
@@ -188,7 +192,7 @@ class World:
         return all(request.status is not None for request in self.requests)
 
     def nothing_to_come(self) -> bool:
-        """Whether only rounds and incidents are on the agenda."""
+        """Whether only rounds, sweeps and incidents are on the agenda."""
         return all(
             phase == ROUND or (phase == DYNAMICS and index[0] == INCIDENT)
             for _, phase, index, _, _ in self.agenda.heap
@@ -273,6 +277,7 @@ class World:
                 self.agenda.add(at, MATCH_END, (child.index,), child)
 
 
+COUNTERS = ("lost", "forwards", "unreadable", "cut", "expired", "reclaimed")
 TRACE_FIELDS = (
     "arrival",
     "input_tokens",
