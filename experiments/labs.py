@@ -24,9 +24,8 @@ from deepinfer_jax.policy.prefix import BLOCK_TOKENS, RESERVE, hit_lengths
 from deepinfer_jax.report import page, plots, records, style, write
 from deepinfer_jax.report.table import table
 from deepinfer_jax.simulator.labs import LAB_23, UNIT, QueueLab
-from deepinfer_jax.simulator.simulate import sweep
 from deepinfer_jax.timeline import RequestTimeline
-from experiments import harness
+from experiments import batch, harness
 
 LAB = flags.DEFINE_enum("lab", "all", ["23", "24", "25", "all"], "Which lab to run.")
 
@@ -46,24 +45,9 @@ class Lab:
 
 
 def service(cases: Mapping[str, QueueLab]) -> dict[str, RequestTimeline]:
-    """Every case's request times, from one compilation per cache scope."""
-    found = {}
-    for shared in {case.shared for case in cases.values()}:
-        group = {name: case for name, case in cases.items() if case.shared == shared}
-        made = sweep(
-            [case.cluster() for case in group.values()],
-            [case.workload() for case in group.values()],
-            lambda run: run.requests,
-        )
-        for i, name in enumerate(group):
-            found[name] = RequestTimeline(
-                **{
-                    field.name: made.statuses if field.name == "statuses" else row[i]
-                    for field in dataclasses.fields(made)
-                    for row in [getattr(made, field.name)]
-                }
-            )
-    return {name: found[name] for name in cases}
+    """Every case's request times."""
+    made = {name: (case.cluster(), case.workload()) for name, case in cases.items()}
+    return {name: run.requests for name, run in batch.run(made).items()}
 
 
 def units(ticks: np.ndarray) -> list[int]:
