@@ -25,7 +25,7 @@ from deepinfer_jax.engine.grammar import EVERYTHING
 from deepinfer_jax.engine.images import Images
 from deepinfer_jax.engine.logprobs import Logprobs
 from deepinfer_jax.engine.plan import PlanRow, RowOutcome, StepOutcome, StepPlan
-from deepinfer_jax.engine.programs import Programs, rehearsals
+from deepinfer_jax.engine.programs import Programs, program, rehearsals
 from deepinfer_jax.engine.request import Hit, Request
 from deepinfer_jax.engine.sampling import PackedSampling
 from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
@@ -91,14 +91,14 @@ class Device(Programs):
         )
         self.state = jax.device_put(state, place)
         step = Step(model, config, self.limits.logprobs, numerics, token_map)
-        jit = functools.partial(jax.jit, compiler_options=compiler_options)
+        made = functools.partial(program, compiler_options=compiler_options)
         programs = {
-            "prompt": jit(step.read_prompt, donate_argnums=1),
-            "decode": jit(step.read_decode, donate_argnums=1),
-            "sample": jit(step.sample, donate_argnums=1),
-            "draft": jit(step.draft, donate_argnums=1),
-            "report": jit(step.report_prompt),
-            "remember": jit(step.remember, donate_argnums=0),
+            "prompt": made(step.read_prompt, donate=1),
+            "decode": made(step.read_decode, donate=1),
+            "sample": made(step.sample, donate=1),
+            "draft": made(step.draft, donate=1),
+            "report": made(step.report_prompt),
+            "remember": made(step.remember, donate=0),
         }
         super().__init__(programs, place)
         self.images = Images()
@@ -209,11 +209,10 @@ class Device(Programs):
         return pack.pack_sample(plan.rows, requests, packed, width, masks)
 
     def _packed_params(self, requests: Sequence[Request], count: int) -> PackedSampling:
-        """On the device; the same arrays while the batch is the same."""
+        """The same arrays while the batch is the same."""
         key = (tuple(r.request_id for r in requests), count)
         if self._packed is None or self._packed[0] != key:
-            made = pack.pack_params(requests, count, self.model, self.limits)
-            self._packed = key, jax.device_put(made, self.place)
+            self._packed = key, pack.pack_params(requests, count, self.model, self.limits)
         return self._packed[1]
 
 

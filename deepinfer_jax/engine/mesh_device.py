@@ -23,6 +23,7 @@ from deepinfer_jax.engine import pack
 from deepinfer_jax.engine.answer import Answer, answer_of
 from deepinfer_jax.engine.device import outcome_of
 from deepinfer_jax.engine.device_state import create_state, reach
+from deepinfer_jax.engine.flat import Layout, flatten
 from deepinfer_jax.engine.grammar import EVERYTHING
 from deepinfer_jax.engine.penalties import history_of
 from deepinfer_jax.engine.plan import StepOutcome, StepPlan
@@ -131,20 +132,23 @@ class MeshDevice(Programs):
 
         specs = partition_specs(self.params, model)
 
-        def program(step: Callable[..., Any]) -> Callable[..., Any]:
-            return jax.jit(
-                _together(mesh, specs, step),
-                donate_argnums=1,
-                out_shardings=place,  # equal meshes have many names, each a program of its own
-                compiler_options=compiler_options,
-            )
+        def remember(_: Any, state: Any, tenant: Any) -> Any:
+            return step.remember(state, tenant)
 
-        programs = {
-            "prompt": program(prompt),
-            "decode": program(step.read_decode),
-            "sample": program(step.sample),
-            "remember": program(lambda _, state, tenant: step.remember(state, tenant)),
+        made = functools.partial(
+            jax.jit,
+            static_argnums=0,
+            donate_argnums=2,
+            out_shardings=place,  # equal meshes have many names, each a program of its own
+            compiler_options=compiler_options,
+        )
+        steps = {
+            "prompt": prompt,
+            "decode": step.read_decode,
+            "sample": step.sample,
+            "remember": remember,
         }
+        programs = {name: made(_together(mesh, specs, one)) for name, one in steps.items()}
         super().__init__(programs, place)
         self._queued = 0.0
 
@@ -185,8 +189,7 @@ class MeshDevice(Programs):
                 self._sample_batch(plans, plan, asking)
                 for plan, asking in zip(plans, requests, strict=True)
             ]
-            batches = _with_masks(batches)
-            self.state, output = self.run("sample", self.params, self.state, _host(batches))
+            self.state, output = self._run("sample", _with_masks(batches))
             sampled = Sampled(output)
         return [RankPending(plan, sampled, r, self._queued) for r, plan in enumerate(plans)]
 
@@ -203,7 +206,12 @@ class MeshDevice(Programs):
     # Parts
 
     def _advance(self, name: str, batches: list[Any]) -> None:
-        self.state = self.run(name, self.params, self.state, _host(batches))
+        self.state = self._run(name, batches)
+
+    def _run(self, name: str, batches: list[Any]) -> Any:
+        """Queue a program for a batch of each rank, all of one shape."""
+        flats, layouts = zip(*map(flatten, batches), strict=True)
+        return self.queue(name, layouts[0], self.params, self.state, np.stack(flats))
 
     def _sample_batch(
         self, plans: Plans, plan: StepPlan, requests: Sequence[Request]
@@ -241,23 +249,25 @@ def _tenant(request: Request, vocabulary: int) -> tuple[np.int32, np.ndarray]:
 
 
 def _together(mesh: Mesh, specs: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """A rank's step (params, state, batch) as one of all ranks, whose arrays have a rank axis."""
+    """A rank's step (params, state, batch) as one (layout, params, state, flat) of all ranks.
 
-    def mine(params: Any, state: Any, batch: Any) -> Any:
-        own = jax.tree.map(lambda x: x[0], (state, batch))
-        return jax.tree.map(lambda x: x[None], step(params, *own))
+    State and flat batch have a rank axis.
+    """
 
-    return jax.shard_map(
-        mine, mesh=mesh, in_specs=(specs, RANKS, RANKS), out_specs=RANKS, check_vma=False
-    )
+    def all_ranks(layout: Layout, params: Any, state: Any, flat: jax.Array) -> Any:
+        def mine(params: Any, state: Any, flat: jax.Array) -> Any:
+            own = jax.tree.map(lambda x: x[0], state)
+            return jax.tree.map(lambda x: x[None], step(params, own, layout.restored(flat[0])))
+
+        return jax.shard_map(
+            mine, mesh=mesh, in_specs=(specs, RANKS, RANKS), out_specs=RANKS, check_vma=False
+        )(params, state, flat)
+
+    return all_ranks
 
 
 def _stacked(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
-
-
-def _host(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *xs: np.stack(xs), *trees)
 
 
 def _with_masks(batches: list[pack.SampleBatch]) -> list[pack.SampleBatch]:

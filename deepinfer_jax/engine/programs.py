@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Sharding
 
 from deepinfer_jax.config import EngineConfig, Role
+from deepinfer_jax.engine.flat import Layout, flatten
 from deepinfer_jax.engine.pack import Buckets
 from deepinfer_jax.engine.plan import PlanRow, StepPlan
 
@@ -19,24 +21,48 @@ class Programs:
 
     All arrays are committed to `place`: a program is traced anew for arrays placed otherwise. From
     the second use of a shape on, a trace is an error (`jax.no_tracing`), and so is any transfer that
-    is not written down here.
+    is not written down here: one array a program.
     """
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]], place: Sharding) -> None:
-        """Nothing is compiled yet."""
+        """Nothing is compiled yet. Functions as of `program`."""
         self.programs, self.place = functions, place
-        self.compiled: set[tuple[Any, ...]] = set()  # programs and shapes that were used
+        self.compiled: set[tuple[str, Layout]] = set()  # programs and shapes that were used
 
     def run(self, name: str, *arguments: Any) -> Any:
         """Queue a program; the last argument is the host's."""
         *held, batch = arguments
-        leaves, tree = jax.tree.flatten(batch)
-        key = (name, tree, *((x.shape, x.dtype) for x in leaves))
-        if key not in self.compiled:
-            self.compiled.add(key)
-            return self.programs[name](*held, jax.device_put(batch, self.place))
+        flat, layout = flatten(batch)
+        return self.queue(name, layout, *held, flat)
+
+    def queue(self, name: str, layout: Layout, *arguments: Any) -> Any:
+        """Queue a program whose last argument is flat already."""
+        *held, flat = arguments
+        if (name, layout) not in self.compiled:
+            self.compiled.add((name, layout))
+            return self._call(name, layout, held, flat)
         with jax.no_tracing(), jax.transfer_guard("disallow"):
-            return self.programs[name](*held, jax.device_put(batch, self.place))
+            return self._call(name, layout, held, flat)
+
+    def _call(self, name: str, layout: Layout, held: list[Any], flat: np.ndarray) -> Any:
+        return self.programs[name](layout, *held, jax.device_put(flat, self.place))
+
+
+def program(function: Callable[..., Any], donate: int | None = None, **options: Any) -> Any:
+    """A function (*held, batch) jitted as one of (layout, *held, flat).
+
+    Args:
+      donate: which of the held arguments may be overwritten.
+      options: of `jax.jit`.
+    """
+
+    def named(layout: Layout, *arguments: Any) -> Any:
+        *held, flat = arguments
+        return function(*held, layout.restored(flat))
+
+    named.__name__ = getattr(function, "__name__", "program")
+    donated = () if donate is None else (1 + donate,)
+    return jax.jit(named, static_argnums=0, donate_argnums=donated, **options)
 
 
 def rehearsals(
