@@ -63,6 +63,7 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     config.links = {"handoff_seconds": 1e-3, "handoff_order": "fifo"}
     if smoke:
         config.links.handoff_bytes_per_second = 50e9
+        config.memory = {"block_bytes": 113_920}
     config.decode = {"nextn": 3, "acceptance": (0.75, 0.75, 0.75)}
     if smoke:
         config.decode = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Iterator
 
 from deepinfer_jax.policy.retention import PRECEDENCES
@@ -19,6 +20,7 @@ from deepinfer_jax.simulator.cluster import (
     Mode,
     Pool,
 )
+from deepinfer_jax.simulator.options import unread
 
 LONGEST_STEP_SECONDS = 8
 """A decode step's subs must leave room to add a run of them in int64."""
@@ -26,18 +28,19 @@ LONGEST_STEP_SECONDS = 8
 
 def check_cluster(cluster: ClusterConfig) -> None:
     """Raises ValueError for the first broken rule of `cluster`."""
-    for problem in (
-        *_ranges(cluster),
-        *_engines(cluster),
-        *_choices(cluster),
-        *_caches(cluster),
-        *_retention(cluster),
-        *_tiers(cluster),
-        *_steps(cluster),
-        *_incidents(cluster),
-        *_scaling(cluster),
-        *_ignored(cluster),
-    ):
+    rules = (
+        _ranges,
+        _engines,
+        _choices,
+        _caches,
+        _retention,
+        _tiers,
+        _steps,
+        _incidents,
+        _scaling,
+        _ignored,
+    )
+    for problem in itertools.chain.from_iterable(rule(cluster) for rule in rules):
         raise ValueError(problem)
 
 
@@ -97,8 +100,6 @@ def _retention(c: ClusterConfig) -> Iterator[str]:
         yield f"retention_low_blocks={low} exceeds retention_high_blocks={high}: sweeps free down to low"
     if high < FOREVER and high > c.cache_blocks:
         yield f"retention_high_blocks={high} is never reached: a cache holds {c.cache_blocks}"
-    if c.retention and c.cache_scope == "none":
-        yield "retention_sweep_ticks is set, but cache_scope='none' has nothing to sweep; unset it"
     if c.retention and not c.retention_ttl_ticks and high == FOREVER:
         yield "retention_sweep_ticks is set, but nothing expires: give TTLs or watermarks, or unset it"
 
@@ -116,7 +117,7 @@ def _engines(c: ClusterConfig) -> Iterator[str]:
         yield "modes has COMPLETION engines but no PROMPT engine to feed them; add one or use NORMAL"
     if c.kv_blocks is not None and c.kv_blocks < 1:
         yield f"kv_blocks={c.kv_blocks}: must be positive; use None for no limit"
-    if c.nextn and len(c.acceptance) < c.nextn:
+    if c.nextn and len(c.acceptance) != c.nextn:
         yield f"acceptance has {len(c.acceptance)} positions for nextn={c.nextn}; give one probability each"
     if any(not 0 <= a <= 1 for a in c.acceptance):
         yield f"acceptance={c.acceptance}: conditional probabilities must lie in [0, 1]"
@@ -137,16 +138,6 @@ def _choices(c: ClusterConfig) -> Iterator[str]:
 def _caches(c: ClusterConfig) -> Iterator[str]:
     if c.reserve < 1:
         yield f"reserve={c.reserve}: at least one prompt token must be computed; use 1 or more"
-    if c.cache_scope == "none":
-        unused = [
-            n
-            for n in ("swa", "publish_output", "warm_requests", "write_back_ticks")
-            if getattr(c, n)
-        ]
-        if unused:
-            yield f"{unused[0]} is set but cache_scope='none' ignores it; choose 'shared' or 'local', or unset it"
-    if c.cache_scope != "shared" and (c.fetch_ticks or c.fetch_femtoseconds_per_byte):
-        yield f"fetch costs are set but cache_scope={c.cache_scope!r} never fetches; choose 'shared' or unset them"
     if not 0 <= c.warm_engine < c.engines:
         yield f"warm_engine={c.warm_engine}: engines are 0..{c.engines - 1}"
 
@@ -154,8 +145,6 @@ def _caches(c: ClusterConfig) -> Iterator[str]:
 def _tiers(c: ClusterConfig) -> Iterator[str]:
     serving = zip(c.modes, c.serving_at_first, strict=True)
     takers = sum(serves and m != Mode.COMPLETION for m, serves in serving)
-    if c.prefill_policy != "pull" and c.tier_edges:
-        yield f"tier_edges is set but prefill_policy={c.prefill_policy!r} has no tiers; use 'pull' or unset it"
     if list(c.tier_edges) != sorted(set(c.tier_edges)):
         yield f"tier_edges={c.tier_edges}: must ascend strictly"
     if len(c.tier_quota) != c.tiers:
@@ -201,8 +190,6 @@ def _incidents(c: ClusterConfig) -> Iterator[str]:
         count, name = counts[Incident(entry[1])]
         if not 0 <= entry[2] < count:
             yield f"incidents holds {entry}: there are {count} {name}, counted from 0"
-    if c.storage_nodes and c.cache_scope != "shared":
-        yield f"storage_nodes={c.storage_nodes} but cache_scope={c.cache_scope!r} has no store; choose 'shared'"
     if 0 < c.storage_nodes < FRAGMENTS:
         yield f"storage_nodes={c.storage_nodes}: a block has fragments on {FRAGMENTS} nodes; use as many or more"
 
@@ -229,22 +216,7 @@ def _scaling(c: ClusterConfig) -> Iterator[str]:
 
 
 def _ignored(c: ClusterConfig) -> Iterator[str]:
-    """Numbers of sections 11 and 13 that differ from their defaults although nothing reads them."""
-    stored = any(kind == Incident.STORAGE for _, kind, _ in c.incidents)
-    graced = c.departures and Mode.COMPLETION in c.modes
-    rules = (
-        ("restart_ticks repair_ticks retry_limit", c.crashes, "no incident crashes an engine"),
-        ("storage_nodes storage_repair_ticks", stored, "no incident takes a storage node down"),
-        ("scale_round_ticks start_ticks hold_above", c.scaling, "no pool is scaled"),
-        ("grace_ticks", graced, "no COMPLETION engine leaves as planned"),
-        (
-            "retention_ttl_ticks retention_high_blocks retention_low_blocks retention_precedence",
-            c.retention,
-            "nothing ever sweeps (retention_sweep_ticks)",
-        ),
-    )
-    defaults = {field.name: field.default for field in dataclasses.fields(c)}
-    for names, read, reason in rules:
-        for name in names.split():
-            if not read and getattr(c, name) != defaults[name]:
-                yield f"{name}={getattr(c, name)} is set, but {reason}; unset it"
+    """Options that differ from their defaults although nothing reads them."""
+    for name, otherwise in unread(c):
+        value = f"={getattr(c, name)!r}" if hasattr(c, name) else ""
+        yield f"{name}{value} is set, but {otherwise}"

@@ -20,10 +20,11 @@ from deepinfer_jax.policy.view import PolicyParameters
 from deepinfer_jax.simulator import service as friendly
 from deepinfer_jax.simulator.checks import check_cluster
 from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Incident, Mode, Pool
+from deepinfer_jax.simulator.options import only_read
 from deepinfer_jax.simulator.plain_config import choose, nearest
 from deepinfer_jax.simulator.schedule import incidents
 from deepinfer_jax.simulator.service import RooflineCost, SecondsCost, ServiceConfig
-from deepinfer_jax.simulator.unused import unused
+from deepinfer_jax.simulator.unused import RATES, unused
 
 MODELS = ("v41_flash", "small", "tiny")
 KV = ("hbm", "blocks", "unlimited")
@@ -47,14 +48,15 @@ def translate(service: ServiceConfig, seed: int = 0) -> Translation:
     Raises:
       ValueError: a contradiction, an unknown name, or an option that nothing would read.
     """
-    for problem in unused(service):
-        raise ValueError(problem)
     model, hardware = _model(service), _hardware(service)
     cost, error = _cost(service, model, hardware)
     found = _kv_blocks(service, model, hardware)
     cluster = _cluster(service, model, hardware, cost, found, seed)
     derived = _policy_parameters(service, cluster)
     cluster = dataclasses.replace(cluster, policy=derived)
+    for problem in unused(service, cluster):
+        raise ValueError(problem)
+    cluster = only_read(cluster)  # what a model or a hardware offers and nobody asks for
     check_cluster(cluster)
     registry.resolve("prefill", cluster.prefill_policy)
     registry.resolve("decode", cluster.decode_policy)
@@ -171,7 +173,15 @@ def _cluster(
 ) -> ClusterConfig:
     e, cache, links, prefill = service.engines, service.cache, service.links, service.prefill
     sizes = _bytes(service, model)
-    shared = cache.scope == "shared"
+    shared, blocks = cache.scope == "shared", sizes["block_bytes"] > 0
+    rates = {
+        "fetch": shared and blocks,
+        "state": shared and cache.swa and sizes["swa_bytes"] > 0,
+        "handoff": e.prompt > 0 and (blocks or sizes["live_bytes"] > 0),
+    }
+    speeds: dict[str, Any] = {
+        RATES[link]: _rate(service, hardware, link) if moves else 0 for link, moves in rates.items()
+    }
     return ClusterConfig(
         modes=(Mode.PROMPT,) * e.prompt
         + (Mode.COMPLETION,) * e.completion
@@ -199,8 +209,6 @@ def _cluster(
         tier_round_ticks=_ticks("tiers.round_seconds", service.tiers.round_seconds),
         fetch_link=links.fetch_order,
         fetch_ticks=_ticks("links.fetch_seconds", links.fetch_seconds),
-        fetch_femtoseconds_per_byte=_rate(service, hardware, "fetch") if shared else 0,
-        swa_femtoseconds_per_byte=_rate(service, hardware, "state") if shared and cache.swa else 0,
         step_quota=_femtoseconds("prefill.step_quota_seconds", prefill.step_quota_seconds),
         batch_tokens=_count("prefill.batch_tokens", prefill.batch_tokens),
         batch_requests=_count("prefill.batch_requests", prefill.batch_requests),
@@ -208,7 +216,6 @@ def _cluster(
         decode_policy=service.policy.decode,
         handoff_link=links.handoff_order,
         handoff_ticks=_ticks("links.handoff_seconds", links.handoff_seconds),
-        handoff_femtoseconds_per_byte=_rate(service, hardware, "handoff") if e.prompt else 0,
         nextn=service.decode.nextn,
         acceptance=service.decode.acceptance,
         prompt_interval=service.decode.prompt_interval,
@@ -216,6 +223,7 @@ def _cluster(
         prompt_usage_limit=service.decode.prompt_usage_limit,  # type: ignore[arg-type]
         token_times=service.decode.record_tokens,
         seed=seed,
+        **speeds,
         **sizes,
         **_retention(service, _cache_blocks(service, sizes["block_bytes"])),
         **_failures(service, seed),

@@ -49,6 +49,7 @@ RULES = [
     ({"chunk_multiple": 0}, "chunk_multiple=0", "at least 1", ""),
     ({"kv_blocks": 0}, "kv_blocks=0", "must be positive", "use None"),
     ({"nextn": 2, "acceptance": (0.5,)}, "1 positions for nextn=2", "each", "give one"),
+    ({"nextn": 1, "acceptance": (0.5, 0.5)}, "2 positions for nextn=1", "each", "give one"),
     ({"nextn": 1, "acceptance": (1.5,)}, "(1.5,)", "lie in [0, 1]", ""),
     ({"cache_scope": "global"}, "cache_scope='global'", "unknown", "shared"),
     ({"fetch_link": "lifo"}, "fetch_link='lifo'", "unknown", "fifo"),
@@ -59,13 +60,14 @@ RULES = [
     ({"publish_output": True}, "publish_output", "cache_scope='none'", "choose"),
     ({"warm_requests": (0,)}, "warm_requests", "cache_scope='none'", "choose"),
     ({"write_back_ticks": 5}, "write_back_ticks", "cache_scope='none'", "choose"),
-    ({"cache_scope": "local", "fetch_ticks": 5}, "'local'", "never fetches", "choose 'shared'"),
+    ({"cache_scope": "local", "fetch_ticks": 5}, "fetch_ticks=5", "nothing is fetched", "'shared'"),
+    ({"cache_scope": "shared", "fetch_ticks": 5}, "fetch_ticks=5", "nothing", "with block_bytes"),
     ({"warm_engine": 2}, "warm_engine=2", "engines are 0..1", ""),
     (
         {"prefill_policy": "random", "tier_edges": (9,), "tier_quota": (1, 1)},
-        "prefill_policy='random'",
-        "has no tiers",
-        "use 'pull'",
+        "tier_edges=(9,)",
+        "only prefill_policy='pull' has tiers",
+        "choose it",
     ),
     (
         {"tier_edges": (9, 9), "tier_quota": (1, 1, 1), "modes": (Mode.MIXED,) * 3},
@@ -95,11 +97,11 @@ RULES = [
     ({"cost": slow_step(9)}, "9 s", "the clock holds 8 s", "use smaller units"),
     ({"cost": cost(decode_forms=((1, -2, 0),))}, "((1, -2, 0),)", "not be negative", ""),
     ({"prefill_policy": "pul"}, "'pul'", "did you mean 'pull'", "package.module:function"),
-    ({"decode_policy": "two_loads"}, "'two_loads'", "did you mean 'two_load'", "Known"),
+    (SPLIT | {"decode_policy": "two_loads"}, "'two_loads'", "did you mean 'two_load'", "Known"),
     ({"incidents": ((5, Incident.GPU, 0), (4, Incident.GPU, 0))}, "[5, 4]", "ascend", ""),
     ({"incidents": ((5, 9, 0),)}, "(5, 9, 0)", "incidents holds", "use GPU"),
     ({"incidents": ((5, Incident.HOST, 2),)}, "2)", "there are 2 engines", "from 0"),
-    ({"storage_nodes": 13}, "storage_nodes=13", "'none' has no store", "choose 'shared'"),
+    ({"storage_nodes": 13}, "storage_nodes=13", "no node of a shared store", "'shared' and"),
     (
         {"storage_nodes": 11, "cache_scope": "shared"},
         "storage_nodes=11",
@@ -109,9 +111,11 @@ RULES = [
     (
         {"storage_nodes": 13, "cache_scope": "shared"},
         "storage_nodes=13",
-        "no incident takes a storage node down",
+        "no node of a shared store goes down",
         "unset",
     ),
+    ({"policy": {"token_beta": 5}}, "policy['token_beta']", "neither", "unset it"),
+    ({"prompt_interval": 5}, "prompt_interval=5", "only NORMAL engines vote", "add one"),
     ({"restart_ticks": 5}, "restart_ticks=5", "no incident crashes", "unset it"),
     ({"retry_limit": 5}, "retry_limit=5", "no incident crashes", "unset it"),
     ({"start_ticks": 5}, "start_ticks=5", "no pool is scaled", "unset it"),
@@ -140,7 +144,12 @@ RULES = [
         "no round ever comes",
         "set scale_round_ticks",
     ),
-    ({"decode_policy": "no_such:thing"}, "'no_such:thing'", "cannot be imported", "import path"),
+    (
+        SPLIT | {"decode_policy": "no_such:thing"},
+        "'no_such:thing'",
+        "cannot be imported",
+        "import path",
+    ),
 ]
 
 

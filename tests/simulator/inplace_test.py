@@ -259,8 +259,9 @@ SHARED = {
     "cache_blocks": 500,
     "write_back_ticks": 3,
     "fetch_ticks": 2,
+    "block_bytes": 4,
 }
-STORED = {"kv_blocks": 900, "swa": True, "publish_output": True, "block_bytes": 4}
+STORED = {"kv_blocks": 900, "swa": True, "publish_output": True}
 TIERS = {"tier_edges": (300,), "tier_quota": (9, 9), "tier_round_ticks": 99}
 
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Mode
+from deepinfer_jax.simulator.options import only_read
 from deepinfer_jax.simulator.scenario import split
 from deepinfer_jax.timeline import EVENTS
 from tests.simulator.agreement_test import COUNTERS, REST
@@ -82,7 +83,7 @@ def case(variant, seed, requests=24):
         retention_high_blocks=low + dice.between(0, 15),
     )
     traffic = np.asarray([dice.between(0, 2) for _ in range(requests)], np.int32)
-    return cluster, dataclasses.replace(load, traffic=traffic)
+    return only_read(cluster), dataclasses.replace(load, traffic=traffic)
 
 
 def compare(variant, reusable, seeds):

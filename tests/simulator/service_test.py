@@ -39,7 +39,7 @@ def test_seconds_become_femtoseconds_and_ticks():
         cache={"match_seconds": 2e-3},
         prefill={"step_quota_seconds": 0.3, "batch_tokens": 8192, "chunk_multiple": math.inf},
     )
-    assert c.modes == (Mode.MIXED, Mode.MIXED) and c.seed == 3
+    assert c.modes == (Mode.MIXED, Mode.MIXED) and c.seed == 0  # nothing is drawn
     assert c.cost.prefill_base == 10**13 and c.cost.prefill_token == 2 * 10**10
     assert c.cost.prefill_pair == 10**6
     assert c.cost.decode_forms == ((5 * 10**12, 10**11, 5 * 10**7),)
@@ -56,9 +56,7 @@ def test_retention_in_seconds_and_shares_of_the_capacity():
         "low": 0.8,
     }
     scope = {"scope": "shared", "capacity_blocks": 1000}
-    c = cluster(
-        MIXED, cache=scope | {"retention": collector}, links={"fetch_bytes_per_second": 1e9}
-    )
+    c = cluster(MIXED, cache=scope | {"retention": collector})
     assert c.retention_sweep_ticks == 36 * 10**11
     assert c.retention_ttl_ticks == (6048 * 10**11, FOREVER)
     assert (c.retention_high_blocks, c.retention_low_blocks) == (900, 800)
@@ -113,14 +111,17 @@ def test_dualpath_and_mooncake_parameters_follow_from_links_and_costs():
         ({"policy": {"prefill": "round_robbin"}}, "did you mean 'round_robin'"),
         ({"policy": {"parameters": {"token_bet": 1}}}, "did you mean token_beta"),
         ({"policy": {"parameters": {"token_beta": 1}}}, "reads it: leave it out"),
-        ({"policy": {"decode": "random"}}, "without completion engines"),
+        ({"policy": {"decode": "random"}}, "no PROMPT engine to hand anything over"),
         ({"cache": {"swa": True}}, r"cache\.scope='none' has no cache"),
-        ({"links": {"fetch_seconds": 1.0}}, "never fetches"),
-        ({"links": {"handoff_seconds": 1.0}}, "no prompt engine"),
-        ({"tiers": {"edges": (9,)}, "policy": {"prefill": "random"}}, "has no tiers"),
-        ({"decode": {"prompt_interval": 3}}, "only normal engines vote"),
+        ({"links": {"fetch_seconds": 1.0}}, r"nothing is fetched; use cache\.scope='shared'"),
+        ({"links": {"handoff_seconds": 1.0}}, "no PROMPT engine"),
+        (
+            {"tiers": {"edges": (9,)}, "policy": {"prefill": "random"}},
+            r"only policy\.prefill='pull' has tiers",
+        ),
+        ({"decode": {"prompt_interval": 3}}, "only NORMAL engines vote"),
         ({"decode": {"acceptance": (0.5,)}}, "drafts nothing"),
-        ({"failures": {"retry_limit": 9}}, "no incident crashes an engine"),
+        ({"failures": {"retry_limit": 9}}, "no GPU or host fails"),
         ({"failures": {"gpu_per_hour": 1.0}}, "rates need an end"),
         ({"failures": {"gpu_per_hour": -1.0}}, "must not be negative"),
         ({"failures": {"until_seconds": 9.0}}, "no part has a rate"),

@@ -6,6 +6,7 @@ from typing import Any
 
 from deepinfer_jax.cost.steps import StepCost
 from deepinfer_jax.simulator.cluster import ANCHORS, FOREVER, LINKS, ClusterConfig, Mode
+from deepinfer_jax.simulator.options import only_read
 from deepinfer_jax.simulator.workload import Workload
 from tests.simulator.oracle.prompts import Dice, Planned, random_requests, workload_of
 
@@ -52,7 +53,7 @@ def case(seed: int) -> tuple[ClusterConfig, Workload]:
 def random_cluster(
     dice: Dice, block: int, reserve: int, requests: list[Planned], seed: int
 ) -> ClusterConfig:
-    """Every field of the cluster."""
+    """Every field that the cluster reads."""
     modes = random_modes(dice)
     cost = random_cost(dice)
     nextn = dice.one_of(0, 0, 0, 1, 2, 3)
@@ -80,7 +81,7 @@ def random_cluster(
         fields |= random_tiers(dice, block, sum(m != Mode.COMPLETION for m in modes))
     fields |= random_batches(dice, block, cost)
     fields |= random_links(dice, fields["cache_scope"])
-    return ClusterConfig(**fields)
+    return only_read(ClusterConfig(**fields))
 
 
 def random_modes(dice: Dice) -> tuple[Mode, ...]:

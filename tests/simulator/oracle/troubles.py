@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Incident, Mode, Pool
+from deepinfer_jax.simulator.options import only_read
 from deepinfer_jax.simulator.workload import Workload
 from tests.simulator.oracle import generate
 from tests.simulator.oracle.prompts import Dice, random_requests, workload_of
@@ -155,7 +156,7 @@ def case(topology: str, seed: int, requests: int = 24) -> tuple[ClusterConfig, W
         seed=dice.between(0, 2**31),
         **fixed,
     )
-    return cluster, padded(workload_of(planned), 6 * requests)
+    return only_read(cluster), padded(workload_of(planned), 6 * requests)
 
 
 def cost(dice: Dice) -> Any:
