@@ -81,16 +81,20 @@ def itl(token_ticks: np.ndarray, row_splits: np.ndarray) -> np.ndarray:
     return np.diff(token_ticks)[inside] / NANOSECONDS_PER_SECOND
 
 
-def stage_seconds(t: RequestTimeline) -> dict[str, np.ndarray]:
-    """Seconds [Q] of each of `STAGES`; they sum to `e2e` exactly. NaN unless completed.
+def stage_ticks(t: RequestTimeline) -> np.ndarray:
+    """Ticks [8, Q] of each of `STAGES`, in their order; of a completed request they sum to `e2e`.
 
     A time that is missing, or earlier than its predecessor (a fetch that prefill overlaps), takes
     its predecessor's value: its stage lasts 0 and what remains is charged to the next one.
     Example: a co-located engine without hand-off has 0 hand-off and 0 decode wait.
     """
     events = np.stack([np.asarray(getattr(t, name)) for name in EVENTS])
-    events = np.minimum(np.maximum.accumulate(events, axis=0), np.asarray(t.finish))
-    gaps = np.where(np.asarray(t.status) == COMPLETED, np.diff(events, axis=0), np.nan)
+    return np.diff(np.minimum(np.maximum.accumulate(events, axis=0), np.asarray(t.finish)), axis=0)
+
+
+def stage_seconds(t: RequestTimeline) -> dict[str, np.ndarray]:
+    """Seconds [Q] of each of `STAGES`: `stage_ticks`, NaN unless completed."""
+    gaps = np.where(np.asarray(t.status) == COMPLETED, stage_ticks(t), np.nan)
     return {name: gap / NANOSECONDS_PER_SECOND for name, gap in zip(STAGES, gaps, strict=True)}
 
 

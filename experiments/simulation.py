@@ -19,9 +19,10 @@ from ml_collections import config_dict
 
 from deepinfer_jax import metrics
 from deepinfer_jax.cost.capacity import decode_gpus, prefill_gpus
+from deepinfer_jax.report import trace_events
 from deepinfer_jax.report.page import Table
 from deepinfer_jax.report.table import latency_rows, quantity, summary_rows, table
-from deepinfer_jax.report.write import Case, comparison_rows, write_cases
+from deepinfer_jax.report.write import Case, comparison_rows, slug, write_cases
 from deepinfer_jax.simulator import simulate
 from deepinfer_jax.simulator.plain_config import choose, merged
 from deepinfer_jax.simulator.service import service
@@ -374,3 +375,19 @@ def write_report(
         **more,
     )
     return paths[-1]
+
+
+def write_traces(
+    workdir: pathlib.Path, results: Sequence[Result], requests: int
+) -> list[pathlib.Path]:
+    """The first `requests` arrivals of every case as a trace-event file; the files' paths.
+
+    They are large beside the rest of a report, so 0 requests write none.
+    """
+    paths = []
+    for result in results if requests else ():
+        name = f"trace_{slug(result.case.name)}" if result.case.name else "trace"
+        paths.append(workdir / f"{name}.json.gz")
+        engines = [f"engine {row['engine']}, {row['mode']}" for row in result.engines]
+        trace_events.write(paths[-1], result.case.timeline, engines, requests=requests)
+    return paths

@@ -19,6 +19,7 @@ OURS = (
     "report.html",
     "trace.json",
     "trace.json.gz",
+    "trace_*.json.gz",
     "plots/*.png",
     "raw/*.jsonl",
     "raw/*.jsonl.gz",

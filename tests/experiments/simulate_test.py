@@ -1,5 +1,6 @@
 """The simulator's command line: one real run from a config to a report, and what it refuses."""
 
+import gzip
 import json
 import os
 import pathlib
@@ -37,7 +38,7 @@ def test_a_run_writes_everything_and_counts_what_cannot_be_held(tmp_path):
     giant = {"timestamp": 50, "input_length": 1_048_570, "output_length": 100}
     trace = lines(tmp_path / "own.jsonl", [GOOD[0], giant, *GOOD[1:]])
     workdir = tmp_path / "run"
-    done = command(f"--config={W2}", f"--trace={trace}", f"--workdir={workdir}")
+    done = command(f"--config={W2}", f"--trace={trace}", f"--workdir={workdir}", "--perfetto=7")
     assert done.returncode == 0, done.stderr
     assert "rejected: longer than the KV blocks of a rank" in done.stdout
     summary = json.loads((workdir / "summary.json").read_text())
@@ -55,6 +56,11 @@ def test_a_run_writes_everything_and_counts_what_cannot_be_held(tmp_path):
     rows = records.read_jsonl(workdir / "results.jsonl")
     step = 16.50142e-3 + 300 * 15.18344e-6 + 841_998e-15 * 300 * 301 / 2
     assert rows[0]["first_token"] - rows[0]["arrival"] == pytest.approx(step * 1e9, abs=2)
+    with gzip.open(workdir / "trace.json.gz", "rt") as file:
+        spans = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+    assert {e["args"]["request"] for e in spans} == set(range(7)) - {1}
+    lasts = sum(e["dur"] for e in spans if e["cat"] == "stage" and e["args"]["request"] == 0)
+    assert lasts == pytest.approx((rows[0]["finish"] - rows[0]["arrival"]) / 1000, abs=1e-6)
     page = (workdir / "report.html").read_text()
     assert "1 rejected: longer than the KV blocks of a rank" in page
     assert summary["gpus"] == 8 and summary["goodput_requests"] == 20
