@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from deepinfer_jax.simulator.agents import Agents
+from deepinfer_jax.simulator.conversations import Conversations
 from deepinfer_jax.simulator.loading import load
 from deepinfer_jax.simulator.plain_config import build, choose
 from deepinfer_jax.simulator.synthetic import ARRIVALS, LognormalLengths, PrefixGroups, synthetic
@@ -99,15 +100,20 @@ class Synthetic:
         )
 
 
-SOURCES = {"trace": TraceFile, "synthetic": Synthetic, "agents": Agents}
+SOURCES = {
+    "trace": TraceFile,
+    "synthetic": Synthetic,
+    "agents": Agents,
+    "conversations": Conversations,
+}
 
 
-def source(values: Mapping[str, Any]) -> TraceFile | Synthetic | Agents:
+def source(values: Mapping[str, Any]) -> TraceFile | Synthetic | Agents | Conversations:
     """The source that plain values describe.
 
     Raises:
       ValueError: an unknown key or kind (with the nearest name) or a value of another type.
     """
     kind = choose("workload.kind", values.get("kind", "trace"), tuple(SOURCES))
-    made: TraceFile | Synthetic | Agents = build(SOURCES[kind], values, "workload")
+    made: TraceFile | Synthetic | Agents | Conversations = build(SOURCES[kind], values, "workload")
     return made
