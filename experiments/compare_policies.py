@@ -1,0 +1,226 @@
+r"""Compares placement policies on the same requests, with intervals over replicates.
+
+  python -m experiments.compare_policies --config=configs/compare_policies.py --workdir=runs/policies
+  python -m experiments.compare_policies --config.replicates=16 --trace=my_requests.jsonl
+
+A replicate is a stretch of the trace (stretches do not overlap; synthetic requests are drawn anew)
+with draws of its own. All policies see the same replicates, so the difference of two policies is
+taken replicate by replicate: what they share, a busy stretch for instance, cancels. Intervals are
+Student's t over replicates. All routing policies run in one compiled program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+
+from deepinfer_jax import metrics
+from deepinfer_jax.policy import registry
+from deepinfer_jax.report.table import table
+from deepinfer_jax.simulator import loop
+from deepinfer_jax.simulator.cluster import ClusterConfig
+from deepinfer_jax.simulator.plain_config import merged
+from deepinfer_jax.simulator.scenario import Scenario, Shape, split
+from deepinfer_jax.simulator.service import service
+from deepinfer_jax.simulator.simulate import compiler_options
+from deepinfer_jax.simulator.source import Synthetic, source
+from deepinfer_jax.simulator.traces import Trace, take
+from deepinfer_jax.simulator.trajectory import Trajectory, trajectory
+from deepinfer_jax.simulator.translate import translate
+from deepinfer_jax.simulator.workload import Workload, workload
+from experiments import batch, harness, policy_choice
+from experiments.policy_findings import Findings
+
+TRACE = flags.DEFINE_string("trace", "", "A trace file to use instead of the config's.")
+SECTIONS = ("model", "hardware", "engines", "cost", "memory", "cache", "links", "prefill", "tiers",
+            "decode", "policy")  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One thing that is compared: a group of the report, a name, a cluster."""
+
+    group: str
+    name: str
+    cluster: ClusterConfig
+
+
+def arms(parameters: Mapping[str, Any], seed: int) -> list[Arm]:
+    """Prefill policies, then decode policies, then the named `services`, as the config lists them.
+
+    Raises:
+      ValueError: the baseline of a group is not among its arms.
+    """
+    base = {name: parameters[name] for name in SECTIONS if name in parameters}
+    wanted: list[tuple[str, str, Mapping[str, Any]]] = []
+    for kind in ("prefill", "decode"):
+        names = parameters["compare"][kind] or [
+            n for n in registry.names(kind) if (kind, n) != ("prefill", "pull")
+        ]
+        wanted += [(kind, name, {"policy": {kind: name}}) for name in names]
+    wanted += [
+        ("service", name.replace("_", " "), change)
+        for name, change in parameters["compare"]["services"].items()
+    ]
+    made = []
+    for group, name, change in wanted:
+        whole = {k: v for k, v in merged(base, change).items() if v is not None}
+        made.append(Arm(group, name, translate(service(whole), seed).cluster))
+    for group, baseline in parameters["baselines"].items():
+        names = [arm.name for arm in made if arm.group == group]
+        if names and baseline not in names:
+            raise ValueError(
+                f"baselines.{group} is {baseline}, which is not compared: take one of "
+                f"{', '.join(names)}"
+            )
+    return made
+
+
+def stretches(parameters: Mapping[str, Any], seed: int) -> list[Trace]:
+    """The requests of every replicate, from time zero, equally many.
+
+    Raises:
+      ValueError: too few replicates for an interval, or a trace too short for them.
+    """
+    described = source(parameters["workload"])
+    count, size = parameters["replicates"], parameters["requests"]
+    if count < 2:
+        raise ValueError(f"replicates={count}: an interval needs at least 2")
+    if isinstance(described, Synthetic):
+        each = dataclasses.replace(described, requests=size)
+        return [each.trace(seed * count + k) for k in range(count)]
+    whole = described.trace(seed)
+    if len(whole) < count * size:
+        raise ValueError(
+            f"{whole.source} has {len(whole)} requests, but {count} replicates of {size} need "
+            f"{count * size}: lower replicates or requests"
+        )
+    parts = [take(whole, np.arange(k * size, (k + 1) * size)) for k in range(count)]
+    return [dataclasses.replace(p, arrival=p.arrival - p.arrival[0]) for p in parts]
+
+
+def loads_of(cluster: ClusterConfig, traces: Sequence[Trace]) -> list[Workload]:
+    """Every replicate for this cluster's blocks, with equally many trie nodes: one program takes all."""
+    caching = cluster.cache_scope != "none"
+    made = [workload(t, cluster.block_tokens, cluster.reserve, caching) for t in traces]
+    return [padded(load, max(other.nodes for other in made)) for load in made]
+
+
+def padded(load: Workload, nodes: int) -> Workload:
+    """`load` with empty trie nodes at the end that no request refers to."""
+    more = (0, nodes - load.nodes)
+    return dataclasses.replace(
+        load,
+        node_parent=np.pad(load.node_parent, more),
+        node_start=np.pad(load.node_start, more),
+        node_end=np.pad(load.node_end, more),
+    )
+
+
+def reduce(run: Trajectory, *, slo: metrics.Slo, warmup: float) -> dict[str, Any]:
+    """One run's numbers inside the compiled program; times in seconds.
+
+    Args:
+      warmup: share of the arrivals that is left out.
+    """
+    t = run.requests
+    kept = jnp.arange(len(t.arrival)) >= int(warmup * len(t.arrival))
+    done = kept & (t.status == metrics.COMPLETED)
+    several = done & (t.output_tokens > 1)
+    first, each, whole = metrics.ttft(t), metrics.tpot(t), metrics.e2e(t)
+    clean = lambda values, mask: jnp.where(mask, values, 0.0)  # noqa: E731
+    return {
+        "completed": jnp.sum(t.status == metrics.COMPLETED),
+        "ttft_mean": metrics.masked_mean(clean(first, done), done),
+        "ttft_p99": metrics.masked_percentile(clean(first, done), done, 99),
+        "tpot_mean": metrics.masked_mean(clean(each, several), several),
+        "e2e_mean": metrics.masked_mean(clean(whole, done), done),
+        "goodput_share": jnp.sum(metrics.meets(t, slo) & kept) / jnp.sum(kept),
+        "token_hits": jnp.sum(clean(t.compute_hit_tokens, done))
+        / jnp.sum(clean(t.input_tokens, done)),
+    }
+
+
+def measure(
+    compared: Sequence[Arm], traces: Sequence[Trace], metric: Any, *, quick: bool = False
+) -> dict[str, np.ndarray]:
+    """`metric` of every arm and replicate: {name: [A, K]}. One compilation per program.
+
+    `quick` compiles fast and runs slowly; the results are equal.
+    """
+    options = compiler_options() | (batch.QUICK if quick else {})
+    programs: dict[Any, list[tuple[int, Any]]] = {}
+    loads: dict[Any, list[Workload]] = {}
+    with jax.enable_x64(True):
+        for a, arm in enumerate(compared):
+            one = policy_choice.together(arm.cluster)
+            key = (one.block_tokens, one.reserve, one.cache_scope == "none")
+            if key not in loads:
+                loads[key] = loads_of(one, traces)
+            for k, load in enumerate(loads[key]):
+                shape, scenario = split(dataclasses.replace(one, seed=one.seed + k), load)
+                scenario = policy_choice.choose(scenario, arm.cluster)
+                programs.setdefault((shape, key), []).append((a * len(traces) + k, scenario))
+        found: dict[int, Any] = {}
+        for (shape, key), rows in harness.progress(list(programs.items()), "programs"):
+            values = _run_program(shape, loads[key], rows, metric, options)
+            for row, (place, _) in enumerate(rows):
+                found[place] = {name: value[row] for name, value in values.items()}
+    grid = (len(compared), len(traces))
+    return {
+        name: np.asarray([found[i][name] for i in range(len(found))]).reshape(grid)
+        for name in found[0]
+    }
+
+
+def _run_program(
+    shape: Shape,
+    loads: Sequence[Workload],
+    rows: Sequence[tuple[int, Scenario]],
+    metric: Any,
+    options: dict[str, bool | str | int],
+) -> dict[str, np.ndarray]:
+    """The metric of every (place, scenario) of one shape; place modulo replicates names the load."""
+    scenarios = jax.tree.map(lambda *x: np.stack(x), *[scenario for _, scenario in rows])
+    every = jax.tree.map(lambda *x: jnp.stack(x), *loads)
+    which = np.asarray([place % len(loads) for place, _ in rows])
+
+    def one(numbers: tuple[Any, Any]) -> Any:
+        load = jax.tree.map(lambda x: x[numbers[1]], every)
+        return metric(trajectory(shape, load, loop.run(shape, numbers[0], load)))
+
+    mapped = jax.jit(lambda x: jax.lax.map(one, x), compiler_options=options)
+    return jax.tree.map(np.asarray, mapped((scenarios, which)))
+
+
+def main(run: harness.Run) -> None:
+    p = run.parameters
+    if TRACE.value:
+        factors = {k: v for k, v in p["workload"].items() if k.endswith("_factor")}
+        p = {**p, "workload": {**factors, "kind": "trace", "path": TRACE.value}}
+    compared = arms(p, run.seed)
+    traces = stretches(p, run.seed)
+    slo = metrics.Slo(**p["slo"])
+    metric = lambda t: reduce(t, slo=slo, warmup=p["warmup_share"])  # noqa: E731
+    values = measure(compared, traces, metric, quick=p["compile"] == "quick")
+    if np.any(values["completed"] < p["requests"]):
+        lost = int(np.sum(p["requests"] - values["completed"]))
+        print(f"warning: {lost:,} requests did not complete; times describe the others")
+    found = Findings([(arm.group, arm.name) for arm in compared], values, p["baselines"])
+    for group in found.groups():
+        print("\n" + table(found.rows(group), title=found.title(group)))
+    for sentence in found.sentences():
+        print(f"* {sentence}")
+    if run.workdir:
+        found.write(run.workdir, p, run.provenance)
+        print(f"\nwrote {run.workdir}/report.html")
+
+
+if __name__ == "__main__":
+    harness.run(main, config="configs/compare_policies.py")
