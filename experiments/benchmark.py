@@ -100,13 +100,21 @@ def prepare(
     settings: dict[str, Any], seed: int, steps: list[StepRecord]
 ) -> tuple[LLM, list[list[int]]]:
     """The engine, whose steps are appended to `steps`, and all prompts."""
-    model: ModelConfig = getattr(presets, settings["model"])()
     count, seats = settings["requests"], settings["concurrency"]
     if not 0 < seats <= count or count % seats:
         raise ValueError(
             f"{count} requests, {seats} at a time: give whole rounds, so that every seat is taken"
         )
-    rng = np.random.default_rng(seed)
+    model, params, prompts = model_and_prompts(settings, seed)
+    return LLM(params, model, **engine_of(settings), record=steps.append), prompts
+
+
+def model_and_prompts(
+    settings: dict[str, Any], seed: int
+) -> tuple[ModelConfig, Any, list[list[int]]]:
+    """The model, its weights, and prompts: held-out text of a trained one, else random ids."""
+    model: ModelConfig = getattr(presets, settings["model"])()
+    count, rng = settings["requests"], np.random.default_rng(seed)
     if settings["checkpoint"]:
         params, tokenizer = store.load(pathlib.Path(settings["checkpoint"]), model)
         _, held_out = text.sources()
@@ -115,7 +123,7 @@ def prepare(
     else:
         params = jax.jit(lambda key: initialise(model_parameters(model), key))(jax.random.key(seed))
         prompts = rng.integers(3, model.vocab_size, (count, settings["prompt"]))
-    return LLM(params, model, **engine_of(settings), record=steps.append), prompts.tolist()
+    return model, params, prompts.tolist()
 
 
 def engine_of(settings: dict[str, Any]) -> dict[str, Any]:

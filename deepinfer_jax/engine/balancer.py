@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from deepinfer_jax.engine.mesh_device import MeshDevice
 from deepinfer_jax.model.placing import STACKED
-from deepinfer_jax.parallel.mesh import EXPERTS, expert_ranks
+from deepinfer_jax.parallel.mesh import EXPERTS, expert_ranks, put
 from deepinfer_jax.parallel.movement import Moves, move, plan
 from deepinfer_jax.policy.experts import (
     Placement,
@@ -63,6 +63,8 @@ class Balancer:
             outgoing=PartitionSpec(),
             incoming=PartitionSpec(EXPERTS),
         )
+        self._parts = jax.tree.map(lambda part: NamedSharding(device.mesh, part), parts)
+        self._everywhere = NamedSharding(device.mesh, PartitionSpec())
         step = jax.shard_map(
             functools.partial(move, axes=EXPERTS),
             mesh=device.mesh,
@@ -71,13 +73,14 @@ class Balancer:
             check_vma=False,
         )
         self._move = jax.jit(step, donate_argnums=0)
+        self._sum = jax.jit(lambda visits: visits.sum(0), out_shardings=self._everywhere)
 
     def counts(self) -> np.ndarray:
         """Rows that each expert got, int64 [steps, L, E], all ranks together; waits for the device.
 
         Steps in which nobody decoded are left out, and so are those not made yet.
         """
-        visits = np.asarray(self.device.state.visits).sum(0, dtype=np.int64)
+        visits = np.asarray(self._sum(self.device.state.visits)).astype(np.int64)
         return visits[visits.any(axis=(1, 2))]
 
     def rebalance(self) -> Balance:
@@ -117,13 +120,12 @@ class Balancer:
         """A layer with its experts where `new` has them."""
         if old == new:
             return weights
-        moves = plan(old, new, self.engines)
+        moves = put(plan(old, new, self.engines), self._parts)
         moe = weights["moe"]
         moved = {name: self._move(moe[name], moves) for name in STACKED}
         maps = {
             "table": placement.logical_to_physical[layer],
             "replicas": placement.replicas[layer],
         }
-        everywhere = NamedSharding(self.device.mesh, PartitionSpec())
-        placed = jax.device_put(maps, everywhere)
+        placed = put(maps, self._everywhere)
         return {**weights, "moe": {**moe, **moved, "placement": placed}}

@@ -108,11 +108,16 @@ class Group:
         return sum(r.length + r.max_tokens for r in roster.requests.values())
 
 
-def make_group(device: MeshDevice, lookback: int, **settings: Any) -> Group:
+def make_group(
+    device: MeshDevice,
+    lookback: int,
+    record: Callable[[StepRecord], None] | None = None,
+    **settings: Any,
+) -> Group:
     """Idle ranks over a device; `settings` are keywords of `Scheduler` besides."""
     vocabulary = device.model.vocab_size
     schedulers = [
         Scheduler(device.config, vocabulary, lookback=lookback, **settings)
         for _ in range(device.ranks)
     ]
-    return Group(schedulers, device)
+    return Group(schedulers, device, record)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, overload
 
+from jax.sharding import Mesh
 from tokenizers import Tokenizer
 
 from deepinfer_jax.config import EngineConfig, ModelConfig, Role
@@ -21,13 +22,15 @@ from deepinfer_jax.engine.answer import Answer
 from deepinfer_jax.engine.device import Device
 from deepinfer_jax.engine.device_state import reach
 from deepinfer_jax.engine.grammar import TIMEOUT, Compilation, Compiler
+from deepinfer_jax.engine.group import Group, make_group
 from deepinfer_jax.engine.loops import Engine
 from deepinfer_jax.engine.measure import chooser
+from deepinfer_jax.engine.mesh_device import MeshDevice
 from deepinfer_jax.engine.pair import Pair
 from deepinfer_jax.engine.plan import RequestOutput
 from deepinfer_jax.engine.prefix_cache import PrefixCache
 from deepinfer_jax.engine.request import Request, Status
-from deepinfer_jax.engine.sampling_params import SamplingParams
+from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
 from deepinfer_jax.engine.scheduler import Scheduler
 from deepinfer_jax.engine.statistics import StepRecord
 from deepinfer_jax.engine.writer import News, Result, Writer, results
@@ -37,7 +40,7 @@ Prompt = str | Sequence[int]
 
 
 class LLM:
-    """A model in service on this machine's device. Not for several threads at a time."""
+    """A model in service on a device, or on a mesh of them. Not for several threads at a time."""
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class LLM:
         *,
         prompt_config: EngineConfig | None = None,
         prefix_cache: PrefixCache | None = None,
+        mesh: Mesh | None = None,
         curves: pathlib.Path | None = None,
         grammar_timeout: float = TIMEOUT,
         record: Callable[[StepRecord], None] | None = None,
@@ -62,11 +66,14 @@ class LLM:
             handed over in this process.
           prefix_cache: remembers prefixes of the engine that computes prompts; a fresh one, of the
             same model and cache.
+          mesh: of `parallel.mesh.make_mesh`, whose ranks each have an engine of `config` and share
+            the experts. Over several processes each makes the same calls with seeds of its own
+            choice, the same in all, and gets all answers.
           curves: folder that keeps step times for verification "confidence", see `measure.chooser`.
           grammar_timeout: seconds that a grammar may take to compile.
           record: gets each committed step.
           device: keywords of each `device.Device`: buckets, limits, format, numerics, token_map,
-            compiler_options.
+            compiler_options; or of `mesh_device.MeshDevice`: extra_experts, window, capacity too.
 
         Raises:
           ValueError: a configuration does not fit the model, or roles that cannot generate.
@@ -78,7 +85,7 @@ class LLM:
             f"role is {config.role!r}; choose 'normal', or 'completion' beside a prompt_config",
         )
         self.model, self.config, self.tokenizer = model, prompt_config or config, tokenizer
-        self.prefix_cache = prefix_cache
+        self.prefix_cache, self._shared = prefix_cache, bool(mesh and mesh.is_multi_process)
 
         def engine(config: EngineConfig, source: PrefixCache | None) -> Engine:
             memory = Device(params, model, config, **device)
@@ -94,10 +101,16 @@ class LLM:
                 source.attach(scheduler.roster.storage.blocks, made.device.snapshot)
             return made
 
-        self.engine: Engine | Pair = engine(self.config, prefix_cache)
-        self.limits = self.engine.device.limits
-        if prompt_config is not None:
-            self.engine = Pair(self.engine, engine(config, None))
+        self.engine: Engine | Pair | Group
+        if mesh is not None:
+            _check_on_mesh(config, prompt_config, prefix_cache)
+            ranks = MeshDevice(params, model, config, mesh, **device)
+            self.engine = make_group(ranks, reach(model), record)
+        elif prompt_config is not None:
+            self.engine = Pair(engine(prompt_config, prefix_cache), engine(config, None))
+        else:
+            self.engine = engine(config, prefix_cache)
+        self.limits: SamplingLimits = device.get("limits") or SamplingLimits()
         self._timeout = grammar_timeout
         self._compiler: Compiler | None = None
         self._next = 0
@@ -183,6 +196,11 @@ class LLM:
         require(
             self.tokenizer is not None or not (wish.stop or wish.grammar),
             "stop strings and grammars are about text; give the LLM a tokenizer, or use stop_ids",
+        )
+        require(
+            not self._shared or (wish.seed is not None and wish.grammar is None),
+            "several processes must draw and plan alike; give each wish a seed and no grammar, "
+            "which is ready when its compiler is",
         )
 
     def _ids(self, prompt: Prompt) -> list[int]:
@@ -270,6 +288,16 @@ class LLM:
         if waiting and not self.engine.decoding:
             time.sleep(0.001)  # nothing else to do but to wait for the compiler
         return outputs
+
+
+def _check_on_mesh(
+    config: EngineConfig, prompt_config: EngineConfig | None, prefix_cache: PrefixCache | None
+) -> None:
+    require(
+        prompt_config is None and prefix_cache is None and config.verification == "fixed",
+        f"verification is {config.verification!r} on a mesh, where prompt engines, prefix caches "
+        "and 'confidence' are not to be had; leave them out, or leave the mesh out",
+    )
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -3,6 +3,10 @@
 Every array of the state and of a batch has an entry per rank; under `jax.shard_map` a rank sees its
 own, and `Step` runs as on one device but for the exchange of experts' rows. A rank without work runs
 an idle step of the others' shape. Engine rank r is device r of the mesh, group by group.
+
+The devices may be those of several processes. Each process then plans for all ranks, and all plan
+the same, for a plan depends on nothing but the requests and what was sampled; so what is sampled
+goes to every process, and each must be given the same requests in the same order.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from deepinfer_jax.config import EngineConfig, ModelConfig, Role
 from deepinfer_jax.engine import pack
@@ -139,16 +143,22 @@ class MeshDevice(Programs):
             jax.jit,
             static_argnums=0,
             donate_argnums=2,
-            out_shardings=place,  # equal meshes have many names, each a program of its own
             compiler_options=compiler_options,
         )
+        fetched = NamedSharding(mesh, PartitionSpec()) if mesh.is_multi_process else place
         steps = {
             "prompt": prompt,
             "decode": step.read_decode,
             "sample": step.sample,
             "remember": remember,
         }
-        programs = {name: made(_together(mesh, specs, one)) for name, one in steps.items()}
+        programs = {  # out_shardings: equal meshes have many names, each a program of its own
+            name: made(
+                _together(mesh, specs, one),
+                out_shardings=(place, fetched) if name == "sample" else place,
+            )
+            for name, one in steps.items()
+        }
         super().__init__(programs, place)
         self._queued = 0.0
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Sharding
 
 from deepinfer_jax.config import EngineConfig, Role
 from deepinfer_jax.engine.flat import Layout, flatten
 from deepinfer_jax.engine.pack import Buckets
 from deepinfer_jax.engine.plan import PlanRow, StepPlan
+from deepinfer_jax.parallel.mesh import put
 
 
 class Programs:
@@ -38,14 +38,12 @@ class Programs:
     def queue(self, name: str, layout: Layout, *arguments: Any) -> Any:
         """Queue a program whose last argument is flat already."""
         *held, flat = arguments
+        batch = put(flat, self.place)
         if (name, layout) not in self.compiled:
             self.compiled.add((name, layout))
-            return self._call(name, layout, held, flat)
+            return self.programs[name](layout, *held, batch)
         with jax.no_tracing(), jax.transfer_guard("disallow"):
-            return self._call(name, layout, held, flat)
-
-    def _call(self, name: str, layout: Layout, held: list[Any], flat: np.ndarray) -> Any:
-        return self.programs[name](layout, *held, jax.device_put(flat, self.place))
+            return self.programs[name](layout, *held, batch)
 
 
 def program(function: Callable[..., Any], donate: int | None = None, **options: Any) -> Any:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.declaration import model_parameters
 from deepinfer_jax.model.parameters import partitions
-from deepinfer_jax.parallel.mesh import RULES, expert_ranks
+from deepinfer_jax.parallel.mesh import RULES, expert_ranks, put
 from deepinfer_jax.policy.experts import initial_placement
 from deepinfer_jax.rules import require
 
@@ -71,7 +71,7 @@ def on_mesh(params: Params, config: ModelConfig, mesh: Mesh, extra: int = 0) -> 
 
     whole = {**spread, "layers": tuple(cut(w) for w in spread["layers"])}
     specs = partition_specs(whole, config)
-    return jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), whole, specs)
+    return put(whole, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
 
 
 def partition_specs(params: Params, config: ModelConfig) -> Params:

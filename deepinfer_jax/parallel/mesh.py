@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, PartitionSpec, Sharding
 
 from deepinfer_jax.rules import require
 
@@ -76,6 +76,25 @@ def make_mesh(
         "(on CPU: XLA_FLAGS=--xla_force_host_platform_device_count=N)",
     )
     return Mesh(np.array(known[:count]).reshape(shape), AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def put(tree: Any, shardings: Any) -> Any:
+    """Arrays of the host onto devices, also of other processes, each of which has the same arrays.
+
+    Args:
+      tree: whole arrays.
+      shardings: one of all, or a tree of theirs.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, shardings)
+    if isinstance(shardings, Sharding):
+        shardings = jax.tree.map(lambda _: shardings, tree)
+
+    def one(leaf: Any, sharding: Sharding) -> jax.Array:
+        whole = np.asarray(leaf)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])
+
+    return jax.tree.map(one, tree, shardings)
 
 
 def ranks(mesh: Mesh) -> int:

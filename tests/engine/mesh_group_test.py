@@ -11,6 +11,7 @@ from deepinfer_jax.engine.balancer import Balancer
 from deepinfer_jax.engine.device import Device
 from deepinfer_jax.engine.device_state import reach
 from deepinfer_jax.engine.group import Group, make_group
+from deepinfer_jax.engine.llm import LLM
 from deepinfer_jax.engine.mesh_device import MeshDevice
 from deepinfer_jax.engine.request import Request
 from deepinfer_jax.engine.sampling_params import SamplingParams
@@ -70,6 +71,24 @@ def test_two_ranks_answer_as_one_device(device: Device, ranks: MeshDevice, overl
     given = prompts(5, seed=71, longest=50)
     want = serve(engine(device), requests(given, WISHES))
     assert answers(group(ranks, overlap=overlap), requests(given, WISHES)) == want
+
+
+def test_an_llm_on_a_mesh_answers_as_on_a_device(device: Device, ranks: MeshDevice) -> None:
+    """Each request by itself: four of them on one rank and on two."""
+    about = (jax.tree.map(np.asarray, device.params), device.model, device.config)
+    one = LLM(*about, buckets=BUCKETS)
+    one.engine.device = device
+    many = LLM(*about, mesh=make_mesh(1, 2), buckets=BUCKETS, extra_experts=2, window=8)
+    many.engine.device = ranks  # warm, of the same kind
+    given, wishes = prompts(4, seed=77, longest=40), [*WISHES[:2], WISHES[3], WISHES[0]]
+    want, found = one.generate(given, wishes), many.generate(given, wishes)
+    assert [r.answers[0].tokens for r in found] == [r.answers[0].tokens for r in want]
+
+
+def test_an_llm_on_a_mesh_chooses_no_draft_lengths(device: Device) -> None:
+    hopeful = dataclasses.replace(device.config, verification="confidence")
+    with pytest.raises(ValueError, match="verification is 'confidence' on a mesh"):
+        LLM(device.params, device.model, hopeful, mesh=make_mesh(1, 2))
 
 
 def test_an_idle_rank_steps_along(device: Device, ranks: MeshDevice) -> None:
