@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from ml_collections import config_dict
 
-from deepinfer_jax import metrics
+from deepinfer_jax import aiperf, metrics
 from deepinfer_jax.cost.capacity import decode_gpus, prefill_gpus
-from deepinfer_jax.report import trace_events
+from deepinfer_jax.report import beside, trace_events
 from deepinfer_jax.report.page import Table
 from deepinfer_jax.report.table import latency_rows, quantity, summary_rows, table
 from deepinfer_jax.report.write import Case, comparison_rows, slug, write_cases
@@ -200,9 +200,11 @@ def _result(name: str, one: Prepared, ready: simulate.Prepared) -> Result:
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     used = usage(run, cluster, one.translation.gpus)
-    if cluster.token_times:
-        used |= {"itl_seconds": metrics.summary(metrics.itl(*token_times(run, cluster)))}
     kept = metrics.window(t, warmup_seconds=one.warmup_seconds)
+    tokens = token_times(run, cluster) if cluster.token_times else None
+    if tokens is not None:
+        used |= {"itl_seconds": metrics.summary(metrics.itl(*tokens))}
+    used |= {"aiperf": aiperf.summarise(t, one.slo, kept, tokens)}
     modes = np.asarray(cluster.modes)
     busy, edges = busy_over_time(run, cluster)
     case = Case(
@@ -358,6 +360,8 @@ def write_report(
     tables += [
         Table(f"Engines{': ' if r.case.name else ''}{r.case.name}", r.engines) for r in results
     ]
+    told = {r.case.name: r.case.summary for r in results}
+    tables.append(Table("As AIPerf defines it", beside.rows(told), beside.NOTE))
     if capacity:
         note = (
             "ceil(rate x tokens x (1 - hit) / (utilisation x speed)), the chapter, section 11.2.1, "

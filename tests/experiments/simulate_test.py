@@ -63,6 +63,10 @@ def test_a_run_writes_everything_and_counts_what_cannot_be_held(tmp_path):
     assert lasts == pytest.approx((rows[0]["finish"] - rows[0]["arrival"]) / 1000, abs=1e-6)
     page = (workdir / "report.html").read_text()
     assert "1 rejected: longer than the KV blocks of a rank" in page
+    assert "As AIPerf defines it" in page
+    theirs, first = summary["aiperf"], summary["ttft_seconds"]
+    assert theirs["time_to_first_token"]["avg"] == pytest.approx(first["mean"])
+    assert theirs["good_request_count"] == summary["goodput_requests"]
     assert summary["gpus"] == 8 and summary["goodput_requests"] == 20
     assert 0 < summary["busy_fraction"] < 1
 
