@@ -15,6 +15,7 @@ import jax
 import jax.export
 import numpy as np
 from jax.experimental import topologies
+from jax.experimental.layout import Format, Layout
 from jax.sharding import AbstractDevice, AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 TPUS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
@@ -38,7 +39,7 @@ def _pretend(kind: str, cores: int) -> Any:
 
 
 def compile_tpu(function: Callable[..., Any], generation: str, *arguments: Any) -> Any:
-    """`function` compiled for one device of `generation`; arguments are ShapeDtypeStructs.
+    """`function` compiled for one device of `generation`; arguments are ShapeDtypeStructs, row-major.
 
     Raises:
       ValueError: unknown generation.
@@ -48,12 +49,16 @@ def compile_tpu(function: Callable[..., Any], generation: str, *arguments: Any) 
         raise ValueError(f"generation is {generation!r}; choose one of {', '.join(TPUS)}")
     device = _device(generation)
     sharding = NamedSharding(Mesh(np.array([device]), ("one",)), PartitionSpec())
-    placed = jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments
-    )
+    placed = jax.tree.map(lambda a: _row_major(a, sharding), arguments)
     with _pretend(device.device_kind, device.num_cores):
         lowered = jax.jit(function).lower(*placed)
     return lowered.compile()
+
+
+def _row_major(a: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    """As kernels want their operands; by default TPUs hold narrow arrays in other orders."""
+    layout = Layout(tuple(range(len(a.shape))))
+    return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=Format(layout, sharding))
 
 
 def export_tpu(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -38,7 +38,7 @@ def visits(sizes: jax.Array, rows: int, block: int) -> Visits:
     at = jnp.arange(bound(rows, block, experts))
     real = at < until[-1]
     at = jnp.minimum(at, until[-1] - 1)
-    group = jnp.searchsorted(until, at, side="right").astype(jnp.int32)
+    group = jnp.searchsorted(until, at, side="right", method="compare_all").astype(jnp.int32)
     tile = (first[group] + at - (until[group] - count[group])).astype(jnp.int32)
     works = real & (group < experts)
     last = jnp.max(jnp.where(sizes > 0, jnp.arange(experts), 0))

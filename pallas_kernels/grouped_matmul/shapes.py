@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.grouped_matmul import schedule, tpu
 from pallas_kernels.grouped_matmul.api import gated, grouped_matmul
 from pallas_kernels.grouped_matmul.weights import Weights, pack
 
@@ -41,6 +42,39 @@ class Shape(NamedTuple):
         sizes = shape((self.experts,), jnp.int32)
         scale = (shape((self.rows,), jnp.float32),) if self.gate else ()
         return (*given, sizes, *scale)
+
+    def plan(self) -> schedule.Visits:
+        """Visits when every expert has as many rows."""
+        sizes = jnp.full(self.experts, self.rows // self.experts, jnp.int32)
+        return schedule.visits(sizes, self.rows, tpu.row_block(self.rows, self.experts))
+
+    def prefetched(self) -> tuple[Any, ...]:
+        """Scalars that steer the kernel's blocks."""
+        return tuple(self.plan())
+
+    def executions(self) -> tuple[int, ...]:
+        """Of decoding a chunk of weights, if they are coded, and of multiplying by one."""
+        plan = self.plan()
+        changes = 1 + int((jnp.diff(plan.expert) != 0).sum())
+        chunks = self.width // tpu.chunk(self.width)
+        products = int((plan.end > plan.begin).sum()) * chunks
+        return (products,) if self.format == "values" else (changes * chunks, products)
+
+    @property
+    def width(self) -> int:
+        """Outputs of a call."""
+        return self.outputs // 2 if self.gate else self.outputs
+
+    def operations(self) -> int:
+        """Multiplications and additions of the products."""
+        return 2 * self.rows * self.outputs * self.inputs
+
+    def minimum_bytes(self) -> int:
+        """Rows, every expert's weights once, and results."""
+        row, weights = self.arguments()[:2]
+        outputs = self.width * (row.dtype.itemsize if self.gate else 4)
+        arrays = [row, *jax.tree.leaves(weights)]
+        return sum(a.size * a.dtype.itemsize for a in arrays) + self.rows * outputs
 
 
 def _pair(name: str, rows: int, experts: int, format: str) -> dict[str, Shape]:

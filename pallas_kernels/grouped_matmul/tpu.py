@@ -1,26 +1,29 @@
 """Grouped matmul for TPUs: per visit, a block of rows times a tile of one expert's weights.
 
-Weights are decoded in the kernel. Two FP4 channels share a byte, and lanes are costly to
-interleave, so x comes as even and odd channels and meets low and high half bytes apart.
+Coded weights are decoded in the kernel, when a visit's expert is not the one before. Two FP4
+channels share a byte, and lanes are costly to interleave, so x comes as even and odd channels and
+meets low and high half bytes apart. A tile is worked on in chunks of outputs, in a loop: the wider
+the tile, the fewer times all rows are read, and the chunk keeps the program short.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import formats
+from pallas_kernels import decoding, formats
 from pallas_kernels.grouped_matmul.reference import activate
 from pallas_kernels.grouped_matmul.schedule import bound, visits
 from pallas_kernels.grouped_matmul.weights import GROUP, Weights
 
 VMEM = 56 << 20  # bytes; a TPU 7x core has 64 MiB, the others 128
-ROWS, COLUMNS = 512, 256  # greatest block of rows, greatest tile of outputs
+TILE = 36 << 20  # bytes of it for the weights' tiles, coded and decoded, and the results
+ROWS, CHUNK = 512, 256  # greatest block of rows; outputs at a time
 
 
 def row_block(rows: int, experts: int) -> int:
@@ -29,19 +32,68 @@ def row_block(rows: int, experts: int) -> int:
     return min(ROWS, 1 << (fair - 1).bit_length())
 
 
-def tile(width: int) -> int:
-    """Outputs per visit: the greatest power of two below COLUMNS that divides them, from 128 on."""
-    return next((n for n in (COLUMNS, 128) if width % n == 0), width)
+def chunk(width: int) -> int:
+    """Outputs at a time: a power of two up to CHUNK that divides them, from 128 on, or all."""
+    return next((n for n in (CHUNK, 128) if width % n == 0), width)
+
+
+class Form(NamedTuple):
+    """What is fixed while the kernel is traced; N outputs of one part."""
+
+    packing: int  # channels per element of the weights
+    coded: bool
+    parts: int  # 2: gates and ups
+    limit: float | None  # of the activation; None: no activation
+    outputs: int  # N
+    inputs: int
+
+    def columns(self, block: int, itemsize: int) -> int:
+        """Outputs per tile: all, or a divisor in whole chunks whose arrays take at most TILE."""
+        stored = self.parts * self.inputs * (1.1 / self.packing if self.coded else itemsize)
+        decoded = self.parts * self.inputs * itemsize * self.coded
+        most = TILE / (2 * stored + decoded + 2 * block * 4)
+        one = chunk(self.outputs)
+        pieces = self.outputs // one
+        return one * max(
+            n for n in range(1, pieces + 1) if pieces % n == 0 and n <= max(1, most // one)
+        )
+
+    def split(self, refs: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """(x's halves, per part (data[, scales]), scale, out, per part decoded halves)."""
+        refs = list(refs)
+        take = lambda n: [refs.pop(0) for _ in range(n)]  # noqa: E731
+        halves = take(self.packing)
+        weights = [take(1 + self.coded) for _ in range(self.parts)]
+        scale = take(self.limit is not None)
+        (out,) = take(1)
+        return (
+            halves,
+            weights,
+            scale,
+            out,
+            [take(self.packing) for _ in range(len(refs) // self.packing)],
+        )
+
+
+def form(weights: Weights, limit: float | None) -> Form:
+    """The form of a call; with a limit, weights are gates above ups."""
+    parts = 1 if limit is None else 2
+    _, rows, stored = weights.data.shape
+    return Form(
+        weights.packing,
+        weights.scales is not None,
+        parts,
+        limit,
+        rows // parts,
+        stored * weights.packing,
+    )
 
 
 def grouped_matmul(
     x: jax.Array, weights: Weights, sizes: jax.Array, *, interpret: Any = False
 ) -> jax.Array:
     """See the reference."""
-    body = functools.partial(_plain, weights.packing)
-    return _call(
-        body, x, [(weights, 0)], sizes, None, weights.data.shape[1], jnp.float32, interpret
-    )
+    return _call(form(weights, None), x, weights, sizes, None, jnp.float32, interpret)
 
 
 def gated(
@@ -54,53 +106,45 @@ def gated(
     interpret: Any = False,
 ) -> jax.Array:
     """See the reference."""
-    hidden = weights.data.shape[1] // 2
-    parts = [(weights, 0), (weights, hidden)]
-    body = functools.partial(_gated, weights.packing, limit)
-    return _call(body, x, parts, sizes, scale, hidden, x.dtype, interpret)
+    return _call(form(weights, limit), x, weights, sizes, scale, x.dtype, interpret)
 
 
 def _call(
-    body: Any,
+    form: Form,
     x: jax.Array,
-    parts: list[tuple[Weights, int]],
+    weights: Weights,
     sizes: jax.Array,
     scale: jax.Array | None,
-    outputs: int,
     dtype: Any,
     interpret: Any,
 ) -> jax.Array:
-    """The kernel `body` on every tile of outputs and, inside, every visit."""
-    rows, packing = x.shape[0], parts[0][0].packing
-    block, columns = row_block(rows, sizes.shape[0]), tile(outputs)
-    halves = [x[:, i::packing] for i in range(packing)]
+    """The kernel on every tile of outputs and, inside, every visit."""
+    rows = x.shape[0]
+    block = row_block(rows, sizes.shape[0])
+    columns = form.columns(block, x.dtype.itemsize)
+    tiles = form.outputs // columns
     plan = visits(sizes, rows, block)
-    arrays: list[jax.Array] = list(halves)
-    specs = [pl.BlockSpec((block, h.shape[1]), lambda n, v, e, b, *_: (b[v], 0)) for h in halves]
-    for weights, begin in parts:
-        skip = begin // columns
-        for array in (weights.data, weights.scales):
-            if array is None:
-                continue
+    arrays: list[jax.Array] = [x[:, i :: form.packing] for i in range(form.packing)]
+    specs = [pl.BlockSpec((block, a.shape[1]), lambda n, v, e, b, *_: (b[v], 0)) for a in arrays]
+    for part in range(form.parts):
+        for array in jax.tree.leaves(weights):
             arrays.append(array)
-            specs.append(
-                pl.BlockSpec(
-                    (None, columns, array.shape[2]),
-                    lambda n, v, e, b, *_, skip=skip: (e[v], n + skip, 0),
-                )
-            )
+            at = functools.partial(_weight_block, part * tiles)
+            specs.append(pl.BlockSpec((None, columns, array.shape[2]), at))
     if scale is not None:
         arrays.append(scale[:, None])
         specs.append(pl.BlockSpec((block, 1), lambda n, v, e, b, *_: (b[v], 0)))
+    decoded = pltpu.VMEM((columns, form.inputs // form.packing), x.dtype)
     return pl.pallas_call(
-        body,
+        functools.partial(_body, form),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(plan),
-            grid=(outputs // columns, bound(rows, block, sizes.shape[0])),
+            grid=(tiles, bound(rows, block, sizes.shape[0])),
             in_specs=specs,
             out_specs=pl.BlockSpec((block, columns), lambda n, v, e, b, *_: (b[v], n)),
+            scratch_shapes=[decoded] * (form.parts * form.packing * form.coded),
         ),
-        out_shape=jax.ShapeDtypeStruct((rows, outputs), dtype),
+        out_shape=jax.ShapeDtypeStruct((rows, form.outputs), dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM
         ),
@@ -109,76 +153,72 @@ def _call(
     )(*plan, *arrays)
 
 
-def _plain(packing: int, expert: Any, block: Any, begin: Any, end: Any, fresh: Any, *refs: Any):
-    *inputs, out_ref = refs
-    halves, weights = inputs[:packing], inputs[packing:]
-    _visit(block, begin, end, fresh, out_ref, lambda: _product(halves, weights))
+def _weight_block(skip: int, n: Any, v: Any, expert: Any, *_: Any) -> tuple[Any, Any, int]:
+    return expert[v], n + skip, 0
 
 
-def _gated(
-    packing: int,
-    limit: float,
-    expert: Any,
-    block: Any,
-    begin: Any,
-    end: Any,
-    fresh: Any,
-    *refs: Any,
-):
-    *inputs, scale_ref, out_ref = refs
-    halves, weights = inputs[:packing], inputs[packing:]
-    half = len(weights) // 2
+def _body(
+    form: Form, expert: Any, block: Any, begin: Any, end: Any, fresh: Any, *refs: Any
+) -> None:
+    halves, weights, scale, out_ref, decoded = form.split(refs)
+    v, dtype = pl.program_id(1), halves[0].dtype
+    size = chunk(out_ref.shape[1])
 
-    def make() -> jax.Array:
-        dtype = out_ref.dtype
-        parts = [_product(halves, w).astype(dtype) for w in (weights[:half], weights[half:])]
-        return activate(jnp.concatenate(parts, axis=-1), scale_ref[...], limit)
+    def chunks(work: Any) -> None:
+        def one(c: jax.Array, _: None) -> None:
+            work(pl.ds(pl.multiple_of(c * size, size), size))
 
-    _visit(block, begin, end, fresh, out_ref, make)
+        jax.lax.fori_loop(0, out_ref.shape[1] // size, one, None)
 
+    def decode(at: Any) -> None:
+        for (data, scales), made in zip(weights, decoded, strict=True):
+            values = _decode(data[at], scales[at], form.packing, dtype)
+            for half, value in zip(made, values, strict=True):
+                half[at] = value
 
-def _visit(block: Any, begin: Any, end: Any, fresh: Any, out_ref: Any, make: Any) -> None:
-    """Write this visit's rows of the block, and zeros everywhere at the first visit."""
-    v = pl.program_id(1)
+    def multiply(at: Any) -> None:
+        products = [_product(halves, part, at) for part in decoded or weights]
+        if form.limit is not None:
+            both = jnp.concatenate([p.astype(dtype) for p in products], axis=-1)
+            products = [activate(both, scale[0][...], form.limit)]
+        row = block[v] * out_ref.shape[0] + jax.lax.broadcasted_iota(
+            jnp.int32, (out_ref.shape[0], size), 0
+        )
+        mine = (row >= begin[v]) & (row < end[v])
+        out_ref[:, at] = jnp.where(mine, products[0], out_ref[:, at])
 
     @pl.when(fresh[v] == 1)
     def _() -> None:
         out_ref[...] = jnp.zeros_like(out_ref)
 
+    if form.coded:
+        new = (v == 0) | (expert[v] != expert[jnp.maximum(v - 1, 0)])
+        pl.when(new)(lambda: chunks(decode))
+
     @pl.when(end[v] > begin[v])
     def _() -> None:
-        row = block[v] * out_ref.shape[0] + jax.lax.broadcasted_iota(jnp.int32, out_ref.shape, 0)
-        mine = (row >= begin[v]) & (row < end[v])
-        out_ref[...] = jnp.where(mine, make(), out_ref[...])
+        chunks(multiply)
 
 
-def _product(halves: Any, weights: Any) -> jax.Array:
-    """float32 [B, n]: the block's rows times a tile of weights [n, D], transposed."""
-    if len(weights) == 1:
-        return _times(halves[0][...], weights[0][...])
-    byte = weights[0][...].astype(jnp.int32)
-    scale = _spread(weights[1][...], byte.shape[1], GROUP // len(halves))
-    dtype = halves[0].dtype
-    if len(halves) == 1:
-        return _times(halves[0][...], (formats.e4m3_value(byte) * scale).astype(dtype))
-    low = (formats.e2m1_value(byte & 15) * scale).astype(dtype)
-    high = (formats.e2m1_value(byte >> 4) * scale).astype(dtype)
-    return _times(halves[0][...], low) + _times(halves[1][...], high)
+def _product(x_refs: Any, weights_refs: Any, at: Any) -> jax.Array:
+    """float32 [B, n]: a block's rows times weights [n, D], transposed; both in halves or whole."""
+    products = [
+        jax.lax.dot_general(
+            x[...],
+            weights[at].astype(x.dtype),
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+        for x, weights in zip(x_refs, weights_refs, strict=True)
+    ]
+    return functools.reduce(jnp.add, products)
 
 
-def _times(x: jax.Array, weights: jax.Array) -> jax.Array:
-    return jax.lax.dot_general(
-        x, weights.astype(x.dtype), (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32
-    )
-
-
-def _spread(scales: jax.Array, width: int, group: int) -> jax.Array:
-    """float32 [n, width]: each E8M0 scale of [n, width / group] under its channels.
-
-    By a product with zeros and ones, exact for powers of two.
-    """
-    value = formats.e8m0_value(scales.astype(jnp.int32)).astype(jnp.bfloat16)
-    row = jax.lax.broadcasted_iota(jnp.int32, (scales.shape[1], width), 0)
-    lane = jax.lax.broadcasted_iota(jnp.int32, (scales.shape[1], width), 1)
-    ones = jnp.where(lane // group == row, 1.0, 0.0).astype(jnp.bfloat16)
-    return jnp.dot(value, ones, preferred_element_type=jnp.float32)
+def _decode(codes: jax.Array, scales: jax.Array, packing: int, dtype: Any) -> tuple[jax.Array, ...]:
+    """[n, D] in `dtype` of FP8 codes, or even and odd channels [n, D / 2] of FP4 codes."""
+    value = formats.e8m0_value(scales.astype(jnp.int32))
+    scale = decoding.spread(value, codes.shape[1], GROUP // packing)
+    if packing == 1:
+        return ((decoding.e4m3(codes, jnp.float32) * scale).astype(dtype),)
+    unit = scale * decoding.E2M1_UNIT
+    return tuple((half * unit).astype(dtype) for half in decoding.e2m1(codes, jnp.float32))

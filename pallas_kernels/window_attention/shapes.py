@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.window_attention.api import window_attention
+from pallas_kernels.window_attention.tpu import query_block
 
 
 class Shape(NamedTuple):
@@ -39,6 +40,25 @@ class Shape(NamedTuple):
             bound,
             jax.ShapeDtypeStruct((self.heads,), jnp.float32),
         )
+
+    def prefetched(self) -> tuple[Any, ...]:
+        """Scalars that steer the kernel's blocks: none."""
+        return ()
+
+    def executions(self) -> tuple[int, ...]:
+        """Of the kernel's one tile: each grid step."""
+        return (self.sequences * -(-self.rows // query_block(self.rows, self.window, self.heads)),)
+
+    def operations(self) -> int:
+        """Multiplications and additions of the two products."""
+        return 4 * self.sequences * self.rows * self.heads * self.window * self.width
+
+    def minimum_bytes(self) -> int:
+        """Queries, the rows somebody sees, bounds, and results."""
+        s, q, h = self.sequences, self.rows, self.heads
+        item = jnp.dtype(self.dtype).itemsize
+        row = self.width * 33 // 32 if self.packed else self.width * item
+        return s * ((self.window + q - 1) * row + 2 * q * h * (self.width * item + 4) + 8 * q)
 
 
 SHAPES = {

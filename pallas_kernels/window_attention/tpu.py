@@ -1,7 +1,9 @@
-"""Window attention for TPUs: a block of query rows and the two blocks of window rows it can see.
+"""Window attention for TPUs: a block of query rows and the one or two blocks of window rows it sees.
 
-Query row q sees no window row outside q .. q + W - 1 + (block's rows), so with window blocks of W
-rows and query blocks that divide W, block b of queries needs window blocks i and i + 1, i = b B // W.
+A step of few rows is one block and sees all window rows. Of more rows, row q sees none outside
+q .. q + W, so with window blocks of W rows and query blocks of B that divide W, block b of queries
+needs window blocks i and i + 1, i = b B // W. Sums leave with heads on lanes, for a column of them
+would occupy a lane each of 128.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import formats
+from pallas_kernels import decoding, formats
 from pallas_kernels.softmax import absorb, add_sink, fresh, normed
 from pallas_kernels.window_attention.reference import Attended
 
@@ -44,73 +46,79 @@ def window_attention(
     """See the reference; `window` is W, and row q sees rows q .. q + W at most, N = W + Q."""
     sequences, count, heads, width = query.shape
     size = query_block(count, window, heads)
+    blocks = pl.cdiv(count, size)
 
-    def at_query(s: jax.Array, b: jax.Array) -> tuple[Any, ...]:
-        return s, b, 0, 0
+    def keys(which: int) -> pl.BlockSpec:
+        if blocks == 1:
+            return pl.BlockSpec((None, *rows.shape[1:]), lambda s, b: (s, 0, 0))
+        block = (None, window, rows.shape[2])
+        return pl.BlockSpec(block, lambda s, b: (s, b * size // window + which, 0))
 
-    def keys(which: int, width: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, window, width), lambda s, b: (s, b * size // window + which, 0))
-
-    bound = pl.BlockSpec((None, size, 1), lambda s, b: (s, b, 0))
-    per_head = pl.BlockSpec((None, size, heads, 1), at_query)
-    shape = jax.ShapeDtypeStruct
-    mixed, top, total = pl.pallas_call(
-        functools.partial(_body, window, rows.shape[1], count),
-        grid=(sequences, pl.cdiv(count, size)),
+    parts = [keys(which) for which in range(1 if blocks == 1 else 2)]
+    per_query = pl.BlockSpec((None, size, heads, width), lambda s, b: (s, b, 0, 0))
+    mixed, sums = pl.pallas_call(
+        functools.partial(_body, window, rows.shape[1], count, len(parts)),
+        grid=(sequences, blocks),
         in_specs=[
-            pl.BlockSpec((None, size, heads, width), at_query),
-            keys(0, rows.shape[-1]),
-            keys(1, rows.shape[-1]),
-            bound,
-            bound,
+            per_query,
+            pl.BlockSpec((None, size, 2), lambda s, b: (s, b, 0)),
             pl.BlockSpec((heads, 1), lambda s, b: (0, 0)),
+            *parts,
         ],
-        out_specs=[pl.BlockSpec((None, size, heads, width), at_query), per_head, per_head],
+        out_specs=[per_query, pl.BlockSpec((None, 2 * size, heads), lambda s, b: (s, b, 0))],
         out_shape=[
-            shape(query.shape, query.dtype),
-            shape((*query.shape[:3], 1), jnp.float32),
-            shape((*query.shape[:3], 1), jnp.float32),
+            jax.ShapeDtypeStruct(query.shape, query.dtype),
+            jax.ShapeDtypeStruct((sequences, 2 * blocks * size, heads), jnp.float32),
         ],
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=VMEM
+            dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=VMEM
         ),
         interpret=interpret,
         name="window_attention",
-    )(query, rows, rows, first[..., None], last[..., None], sink[:, None])
-    return Attended(mixed, top[..., 0], total[..., 0])
+    )(query, jnp.stack([first, last], axis=-1), sink[:, None], *[rows] * len(parts))
+    top, total = jnp.moveaxis(sums.reshape(sequences, blocks, 2, size, heads), 2, 0)
+    return Attended(
+        mixed,
+        top.reshape(sequences, -1, heads)[:, :count],
+        total.reshape(sequences, -1, heads)[:, :count],
+    )
 
 
 def _body(
     window: int,
     count: int,
     queries: int,
+    parts: int,
     query_ref: Any,
-    near_ref: Any,
-    far_ref: Any,
-    first_ref: Any,
-    last_ref: Any,
+    bounds_ref: Any,
     sink_ref: Any,
-    mixed_ref: Any,
-    top_ref: Any,
-    total_ref: Any,
+    *refs: Any,
 ) -> None:
+    (mixed_ref, sums_ref), keys_refs = refs[parts:], refs[:parts]
     size, heads, width = query_ref.shape
     query = query_ref[...].reshape(size * heads, width)
     base = pl.program_id(1) * size // window * window
     row = pl.program_id(1) * size + jax.lax.broadcasted_iota(jnp.int32, (size, 1), 0)
-    first = jnp.where(row < queries, first_ref[...], count)
-    last = jnp.where(row < queries, last_ref[...], -1)
+    first = jnp.where(row < queries, bounds_ref[:, :1], count)
+    last = jnp.where(row < queries, bounds_ref[:, 1:], -1)
     state = fresh(size * heads, width)
-    for which, ref in enumerate((near_ref, far_ref)):
-        begin = base + which * window
-        keys, shown = visible(ref, begin, count, first, last, query.dtype)
-        shown = jnp.broadcast_to(shown[:, None], (size, heads, window))
-        state = absorb(state, query, keys, shown.reshape(size * heads, window) > 0)
+    for which, ref in enumerate(keys_refs):
+        keys, shown = visible(ref, base + which * window, count, first, last, query.dtype)
+        shown = jnp.broadcast_to(shown[:, None], (size, heads, ref.shape[0]))
+        state = absorb(state, query, keys, shown.reshape(size * heads, ref.shape[0]) > 0)
     sink = jnp.broadcast_to(sink_ref[...][None], (size, heads, 1)).reshape(size * heads, 1)
     state = add_sink(state, sink)
     mixed_ref[...] = normed(state).reshape(size, heads, width).astype(mixed_ref.dtype)
-    top_ref[...] = state.top.reshape(size, heads, 1)
-    total_ref[...] = state.total.reshape(size, heads, 1)
+    sums_ref[:size] = per_head(state.top, size, heads)
+    sums_ref[size:] = per_head(state.total, size, heads)
+
+
+def per_head(column: jax.Array, size: int, heads: int) -> jax.Array:
+    """[B, H] of a column [B * H, 1], from sublanes to lanes: the diagonal of a broadcast."""
+    spread = jnp.broadcast_to(column, (size * heads, heads)).reshape(size, heads, heads)
+    row = jax.lax.broadcasted_iota(jnp.int32, spread.shape, 1)
+    lane = jax.lax.broadcasted_iota(jnp.int32, spread.shape, 2)
+    return jnp.where(row == lane, spread, 0).sum(1)
 
 
 def visible(
@@ -138,18 +146,8 @@ def visible(
 
 
 def decode_rows(packed: jax.Array) -> jax.Array:
-    """float32 [K, C] of packed E4M3 rows uint8 [K, C + C / 32].
-
-    A scale reaches its 32 channels by a product with zeros and ones, exact for powers of two.
-    """
+    """float32 [K, C] of packed E4M3 rows uint8 [K, C + C / 32]."""
     width = packed.shape[-1] * 32 // 33
-    byte = packed.astype(jnp.int32)
-    scale = formats.e8m0_value(byte[:, width:])
-    group = jax.lax.broadcasted_iota(jnp.int32, (width // 32, width), 0)
-    channel = jax.lax.broadcasted_iota(jnp.int32, (width // 32, width), 1)
-    spread = jnp.where(channel // 32 == group, 1.0, 0.0)
+    scale = formats.e8m0_value(packed[:, width:].astype(jnp.int32))
     scale = jnp.where(jnp.isnan(scale), 0, scale)
-    scales = jnp.dot(
-        scale.astype(jnp.bfloat16), spread.astype(jnp.bfloat16), preferred_element_type=jnp.float32
-    )
-    return formats.e4m3_value(byte[:, :width]) * scales
+    return decoding.e4m3(packed[:, :width], jnp.float32) * decoding.spread(scale, width, 32)

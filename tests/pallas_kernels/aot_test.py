@@ -5,14 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pallas_kernels import aot
-from pallas_kernels.grouped_matmul import shapes as grouped_matmul
-from pallas_kernels.window_attention import shapes as window_attention
+from pallas_kernels.catalogue import SHAPES
 
-NAMED = {
-    f"{op.__name__.split('.')[-2]}-{name}": shape
-    for op in (window_attention, grouped_matmul)
-    for name, shape in op.SHAPES.items()
-}
+NAMED = {f"{op}-{name}": shape for op, shapes in SHAPES.items() for name, shape in shapes.items()}
 LIBTPU = pytest.mark.skipif(
     not aot.available(), reason="libtpu, the TPU compiler, is not installed"
 )

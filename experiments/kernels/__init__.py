@@ -1,0 +1,1 @@
+"""What the TPU compiler says about kernels: its schedules and programs, read."""
