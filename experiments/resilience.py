@@ -113,7 +113,7 @@ def main(run: harness.Run) -> None:
     show(results, [])
     print("\n" + table(rows, title="Through the event"))
     if run.workdir:
-        more = {"plots_more": [plot]}
+        more = {"plots_first": [plot]}
         path = write_report(run, results, [], first=[Table("Through the event", rows)], **more)
         print(f"\nwrote {path}")
 

@@ -30,7 +30,7 @@ from deepinfer_jax.simulator.source import source
 from deepinfer_jax.simulator.tokens import token_times
 from deepinfer_jax.simulator.traces import Trace
 from deepinfer_jax.simulator.translate import Translation, translate
-from deepinfer_jax.simulator.usage import busy_over_time, engine_rows, usage
+from deepinfer_jax.simulator.usage import busy_over_time, engine_rows, up_over_time, usage
 from deepinfer_jax.simulator.workload import Workload, workload
 from experiments import harness
 
@@ -214,6 +214,7 @@ def _result(name: str, one: Prepared, ready: simulate.Prepared) -> Result:
         kept,
         busy,
         edges,
+        up_over_time(run, cluster),
         prefill_engines=int(np.sum(modes != 1)),
         decode_engines=int(np.sum(modes != 0)),
     )

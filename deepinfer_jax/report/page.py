@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import html
 import pathlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -113,6 +114,11 @@ def _t(text: Any) -> str:
     return html.escape(str(text))
 
 
+def _breakable(text: str) -> str:
+    """The text, with places where a path or a dotted name may go on in the next line."""
+    return re.sub(r"([/_.])(?=[A-Za-z])", r"\1<wbr>", _t(text))
+
+
 def _list(sentences: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{_t(s)}</li>" for s in sentences) + "</ul>"
 
@@ -129,7 +135,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     classes = {name: ' class="n"' if name in numeric else "" for name in names}
     head = "".join(f"<th{classes[name]}>{_t(name)}</th>" for name in names)
     lines = "".join(
-        "<tr>" + "".join(f"<td{classes[n]}>{_t(cell(row.get(n)))}</td>" for n in names) + "</tr>"
+        "<tr>"
+        + "".join(f"<td{classes[n]}>{_breakable(cell(row.get(n)))}</td>" for n in names)
+        + "</tr>"
         for row in rows
     )
     return (
@@ -167,8 +175,8 @@ main{max-width:58rem;margin:0 auto;padding:3rem 1.5rem 4rem}
 h1{font-size:1.75rem;line-height:1.2;margin:0;letter-spacing:-.01em}
 h2{font-size:1.06rem;margin:2.6rem 0 .6rem;letter-spacing:-.003em}
 .subtitle{margin:.4rem 0 0;color:var(--muted)}
-.tiles{display:flex;flex-wrap:wrap;gap:.6rem 2.6rem;margin:1.8rem 0 0;padding:.8rem 0;
-border-top:1px solid var(--grid);border-bottom:1px solid var(--grid)}
+.tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(8.2rem,1fr));gap:.6rem 1.4rem;
+margin:1.8rem 0 0;padding:.8rem 0;border-top:1px solid var(--grid);border-bottom:1px solid var(--grid)}
 dt{font-size:.78rem;color:var(--muted)}dd{margin:.1rem 0 0;font-size:1.18rem;white-space:nowrap;
 font-variant-numeric:tabular-nums}
 ul{margin:0;padding-left:1.1rem}li{margin:.35rem 0}li::marker{color:var(--muted)}

@@ -12,7 +12,6 @@ from matplotlib.ticker import FuncFormatter
 
 from deepinfer_jax.percentiles import nearest_rank
 from deepinfer_jax.report import style
-from deepinfer_jax.report.series import Series
 from deepinfer_jax.report.table import quantity
 
 Samples = Mapping[str, np.ndarray]
@@ -95,47 +94,6 @@ def _log_seconds(ax: Any, room: bool) -> None:
 def _if_leading(x: float, shown: Sequence[int]) -> str:
     """The tick's text if its leading digit is one of `shown`."""
     return quantity(x, "s") if round(x / 10 ** np.floor(np.log10(x) + 1e-9)) in shown else ""
-
-
-def over_time(
-    series: Series,
-    busy: Mapping[str, np.ndarray] | None = None,
-    busy_edges: np.ndarray | None = None,
-) -> Figure:
-    """Requests in each state (left) and the share of engines at work (right) over time.
-
-    Args:
-      busy: {label: share [B]} over `busy_edges` [B + 1] seconds; None draws the series' own.
-    """
-    made, (left, right) = style.figure(2, width=9.4, height=2.9)
-    middle = (series.edges[1:] + series.edges[:-1]) / 2
-    scale, unit = next(
-        (s, u) for s, u in ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms"), (1e-6, "µs"))
-        if series.edges[-1] >= 3 * s or u == "µs"
-    )  # fmt: skip
-    states = ("waiting", "prefilling", "moving", "decoding")
-    for index, name in enumerate(states):
-        values = getattr(series, name)
-        if np.any(values > 0):
-            line = {"color": style.colour(index), "linewidth": 1.4}
-            left.plot(middle / scale, values, label=name, **line)
-    shares = {"prefill engines": series.prefill_busy, "decode engines": series.decode_busy}
-    centres = middle
-    if busy and busy_edges is not None:
-        shares, centres = dict(busy), (busy_edges[1:] + busy_edges[:-1]) / 2
-    for index, (label, values) in zip((1, 3, 0, 2), shares.items(), strict=False):
-        line = {"color": style.colour(index), "linewidth": 1.4}
-        if np.any(values > 0):
-            right.plot(centres / scale, values, label=label, **line)
-    for ax, title in ((left, "Requests"), (right, "Share of engines at work")):
-        style.title(ax, title, pad=18)
-        ax.set_xlabel(f"time since the first arrival ({unit})")
-        ax.set_xlim(0, series.edges[-1] / scale)
-        ax.set_ylim(bottom=0)
-        style.legend(ax, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=4, borderaxespad=0)
-    right.set_ylim(0, 1.02)
-    right.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:.0f} %"))
-    return made
 
 
 def frontier(

@@ -1,4 +1,4 @@
-"""Queue lengths, running requests and busy shares over time, from a timeline's own events."""
+"""Queues, running requests, busy shares, rates and hits over time, from a timeline's own events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from deepinfer_jax.timeline import NANOSECONDS_PER_SECOND, RequestTimeline
+from deepinfer_jax.metrics import Slo, meets
+from deepinfer_jax.timeline import COMPLETED, NANOSECONDS_PER_SECOND, RequestTimeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,4 +106,40 @@ def series(
         average_count(*pair("first_token", "joined")[:2], edges),
         average_count(*decode[:2], edges),
         *shares,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """What came in and what came out, in equal bins. Arrays [B] except `edges`."""
+
+    edges: np.ndarray  # [B + 1] seconds since the first arrival
+    offered: np.ndarray  # arrivals per second
+    completed: np.ndarray  # finishes per second
+    good: np.ndarray  # finishes per second of requests within the objectives
+    hit: np.ndarray  # prompt tokens not recomputed, of the arrivals that completed; NaN for none
+
+
+def progress(t: RequestTimeline, slo: Slo, *, bins: int = 60) -> Progress:
+    """Rates from the first arrival to the last finish. Requests that never arrived are left out."""
+    arrival, finish = (np.asarray(x, np.int64) for x in (t.arrival, t.finish))
+    came, done = arrival >= 0, np.asarray(t.status) == COMPLETED
+    origin = int(arrival[came].min()) if came.any() else 0
+    end = max(int(finish.max()) if finish.size else 0, int(arrival.max()) if came.any() else 0)
+    edges = np.linspace(origin, max(end, origin + bins), bins + 1)
+    width = np.diff(edges) / NANOSECONDS_PER_SECOND
+
+    def count(times: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        return np.histogram(times, edges, weights=weights)[0]
+
+    tokens, skipped = (np.asarray(x)[done] for x in (t.input_tokens, t.compute_hit_tokens))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        hit = count(arrival[done], skipped) / count(arrival[done], tokens)
+    good = np.asarray(meets(t, slo))
+    return Progress(
+        (edges - origin) / NANOSECONDS_PER_SECOND,
+        count(arrival[came]) / width,
+        count(finish[done]) / width,
+        count(finish[good]) / width,
+        hit,
     )

@@ -61,6 +61,19 @@ def figure(panels: int = 1, *, width: float = 8.0, height: float = 3.0) -> tuple
     return made, axes
 
 
+def grid(panels: int, *, width: float = 9.4, row: float = 2.6) -> tuple[Figure, list[Any]]:
+    """A figure of `panels` axes, two in a row, each row `row` inches high; an odd one is left out."""
+    rows = -(-panels // 2)
+    with matplotlib.rc_context(RC):
+        made = Figure(figsize=(width, row * rows), layout="constrained", facecolor=PAPER)
+        axes = list(made.subplots(rows, 2, squeeze=False).flat)
+        for ax in axes[panels:]:
+            made.delaxes(ax)
+        for ax in axes[:panels]:
+            dress(ax)
+    return made, axes[:panels]
+
+
 def dress(ax: Any, grid: str = "both") -> None:
     """Quiet axes: no box, thin grid behind the data, muted ticks."""
     ax.set_facecolor(PAPER)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from deepinfer_jax import metrics
-from deepinfer_jax.report import plots, records, style
+from deepinfer_jax.report import over_time, plots, records, style
 from deepinfer_jax.report.claims import claims, comparison, warnings
 from deepinfer_jax.report.page import Page, Plot, Table, write
-from deepinfer_jax.report.series import series
+from deepinfer_jax.report.series import progress, series
 from deepinfer_jax.report.table import latency_rows, quantity, summary_rows
 
 LATENCIES = {"TTFT": metrics.ttft, "TPOT": metrics.tpot, "E2E": metrics.e2e}
@@ -27,7 +27,8 @@ class Case:
     `summary` is `metrics.summarise` of `timeline`, with any further keys the run has to tell;
     `kept` is `metrics.window` of the same warm-up (None: every request). `busy` is the share of
     engines at work as measured by the run itself, `{label: [B]}` over the bin edges `busy_edges`
-    [B + 1] in seconds; without it, engines with a request on them are drawn instead.
+    [B + 1] in seconds; without it, engines with a request on them are drawn instead. `up` counts
+    engines that serve over the same bins, where they come and go.
     `prefill_engines` and `decode_engines` count engines that may never have worked.
     """
 
@@ -37,6 +38,7 @@ class Case:
     kept: np.ndarray | None = None
     busy: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     busy_edges: np.ndarray | None = None
+    up: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     prefill_engines: int = 0
     decode_engines: int = 0
 
@@ -65,27 +67,53 @@ def _latency_plot(cases: Sequence[Case], slo: Mapping[str, float]) -> Plot:
     )
 
 
-def _over_time_plot(case: Case, alone: bool) -> Plot:
+def _course(case: Case) -> over_time.Course:
     counts = {"prefill_engines": case.prefill_engines, "decode_engines": case.decode_engines}
-    over = series(case.timeline, **counts)
-    where = "from arrival to the start of prefill"
-    text = f"Left: requests by state, averaged over 200 bins; waiting is {where}. "
+    goals = case.summary["slo_seconds"]
+    edges = case.busy_edges
+    if edges is not None:
+        edges = edges - np.asarray(case.timeline.arrival).min() / metrics.NANOSECONDS_PER_SECOND
+    return over_time.Course(
+        series(case.timeline, **counts),
+        progress(case.timeline, metrics.Slo(**goals)),
+        bool(goals),
+        case.busy,
+        case.up,
+        edges,
+    )
+
+
+def _over_time_plot(case: Case, course: over_time.Course, alone: bool) -> Plot:
+    text = "Requests by state, averaged over 200 bins; waiting is from arrival to the start of prefill. "
     if case.busy:
         text += (
-            "Right: share of the engines' time spent in steps. Time is booked where a step or an "
-            "uninterrupted run of decode steps ends; what exceeds a full bin is moved to the bins "
-            "before it. At work does not mean efficient."
+            "Engines at work: share of the time that engines spend in steps, booked where a step "
+            "or an uninterrupted run of decode steps ends; what exceeds a full bin is moved to the "
+            "bins before it. At work does not mean efficient. "
         )
     else:
         text += (
-            "Right: share of engines with at least one request in prefill or decode; occupied "
-            "does not mean efficient."
+            "Engines at work: share of engines with at least one request in prefill or decode; "
+            "occupied does not mean efficient. "
         )
+    text += "Rates in 60 bins: arrivals when they arrive, completions when they finish. "
+    if np.any(np.asarray(case.timeline.preemptions) > 0):
+        text += "Of a request that is computed again its last pass counts. "
     return Plot(
         "over_time" if alone else f"over_time_{slug(case.name)}",
         "Over time" if alone else f"Over time: {case.name}",
-        text + " Warm-up included.",
-        plots.over_time(over, case.busy, case.busy_edges),
+        text + "Warm-up included.",
+        over_time.run(course),
+    )
+
+
+def _compared_plot(courses: Mapping[str, over_time.Course]) -> Plot:
+    return Plot(
+        "compared_over_time",
+        "Over time, side by side",
+        "Waiting: from arrival to the start of prefill. Goodput: requests within the objectives, "
+        "counted when they finish. Tokens not recomputed: of the prompts that arrive then.",
+        over_time.compared(courses),
     )
 
 
@@ -109,7 +137,10 @@ def run_plots(cases: Sequence[Case]) -> list[Plot]:
                 plots.stages(bars),
             )
         )
-    made += [_over_time_plot(case, alone) for case in cases]
+    courses = {case.name: _course(case) for case in cases}
+    if not alone:
+        made.append(_compared_plot(courses))
+    made += [_over_time_plot(case, courses[case.name], alone) for case in cases]
     if any(case.summary["request_hit_fraction"] for case in cases):
         made.append(
             Plot(
@@ -131,11 +162,18 @@ def slug(name: str) -> str:
 def headline(cases: Sequence[Case]) -> dict[str, str]:
     """The few numbers set large at the top of the page."""
     if len(cases) > 1:
+        goals = cases[0].summary["slo_seconds"]
+        hits = any(case.summary["token_hit_fraction"] for case in cases)
         tiles = {}
         for case in cases:
             s = case.summary
-            tiles[f"TTFT p50, {case.name}"] = quantity(s["ttft_seconds"]["p50"], "s")
-            tiles[f"tokens hit, {case.name}"] = quantity(s["token_hit_fraction"], "%")
+            if goals:
+                tiles[f"within objectives, {case.name}"] = quantity(s["goodput_fraction"], "%")
+            else:
+                tiles[f"TTFT p50, {case.name}"] = quantity(s["ttft_seconds"]["p50"], "s")
+        for case in cases if hits else ():
+            rate = case.summary["token_hit_fraction"]
+            tiles[f"tokens hit, {case.name}"] = quantity(rate, "%")
         return tiles
     s = cases[0].summary
     tiles = {
@@ -198,7 +236,7 @@ def write_cases(
     cases: Sequence[Case],
     *,
     subtitle: str = "",
-    plots_more: Sequence[Plot] = (),
+    plots_first: Sequence[Plot] = (),
     tables_more: Sequence[Table] = (),
     claims_more: Sequence[str] = (),
     warnings_more: Sequence[str] = (),
@@ -228,7 +266,7 @@ def write_cases(
     records.write_json(paths[0], {**environment, "title": title, **content})
     count = sum(len(np.asarray(case.timeline.arrival)) for case in cases)
     paths.append(records.write_jsonl(workdir / "results.jsonl", _rows(cases), count))
-    drawn = [*run_plots(cases), *plots_more]
+    drawn = [*plots_first, *run_plots(cases)]
     paths += write_plots(workdir, drawn)
     tables = [*case_tables(cases), *tables_more]
     page = Page(

@@ -129,16 +129,17 @@ def engine_rows(run: Trajectory, cluster: ClusterConfig) -> list[dict[str, Any]]
     return rows
 
 
-def spread_back(ticks: np.ndarray, width: float) -> np.ndarray:
-    """Busy ticks [B, M] with what exceeds a bin's width moved to the bins before it.
+def spread_back(ticks: np.ndarray, room: np.ndarray | float) -> np.ndarray:
+    """Busy ticks [B, M] with what exceeds the room of a bin moved to the bins before it.
 
-    The simulator books a step where it ends. An engine's steps do not overlap, so more than a bin's
-    width at one end means that the work began in earlier bins. Totals are kept, except that the
-    first bin keeps what no earlier one can take.
+    The simulator books a step where it ends. An engine's steps do not overlap, so more than the time
+    it served in a bin (`room`, [B, M] or one number) means that the work began in earlier bins.
+    Totals are kept, except that the first bin keeps what no earlier one can take.
     """
     out = np.array(ticks, np.float64)
+    room = np.broadcast_to(np.asarray(room, np.float64), out.shape)
     for b in range(len(out) - 1, 0, -1):
-        over = np.maximum(out[b] - width, 0)
+        over = np.maximum(out[b] - room[b], 0)
         out[b] -= over
         out[b - 1] += over
     return out
@@ -153,6 +154,24 @@ def _unfolded(series: np.ndarray, bins: int) -> np.ndarray:
     return out
 
 
+def _served(run: Trajectory, cluster: ClusterConfig, bins: int) -> np.ndarray:
+    """[B, M] ticks in which each engine served, in the bins up to the run's end."""
+    width, end = int(run.bin_ticks), int(run.end)
+    shown = max(1, -(-end // width))
+    if run.lives is not None:
+        return _unfolded(run.lives.served, bins)[:shown]
+    return np.repeat(_covered(shown, width, end)[:, None], cluster.engines, axis=1)
+
+
+def _covered(bins: int, width: int, end: int) -> np.ndarray:
+    """[bins] ticks of each bin before the run's end."""
+    return np.maximum(np.minimum(end - np.arange(bins) * width, width), 1)
+
+
+def _bins(run: Trajectory) -> int:
+    return max(len(run.busy_series), -(-int(run.end) // int(run.bin_ticks)))
+
+
 def busy_over_time(
     run: Trajectory, cluster: ClusterConfig
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -161,16 +180,10 @@ def busy_over_time(
     The last bin also holds everything that ends after the span of the series, so it is spread over
     the bins up to the end of the run first.
     """
-    width, end = int(run.bin_ticks), int(run.end)
-    bins = max(len(run.busy_series), -(-end // width))
-    shown = max(1, -(-end // width))
-    ticks = spread_back(_unfolded(run.busy_series, bins), width)[:shown]
+    width, bins = int(run.bin_ticks), _bins(run)
+    served = _served(run, cluster, bins)
+    ticks = spread_back(_unfolded(run.busy_series, bins)[: len(served)], served)
     modes = np.asarray(cluster.modes)
-    # The last bin ends with the run.
-    covered = np.maximum(np.minimum(end - np.arange(len(ticks)) * width, width), 1)
-    served = np.repeat(covered[:, None], cluster.engines, axis=1)
-    if run.lives is not None:
-        served = _unfolded(run.lives.served, bins)[:shown]
     shares = {
         f"{mode.name.lower()} engines": ticks[:, modes == mode].sum(axis=1)
         / np.maximum(served[:, modes == mode].sum(axis=1), 1)
@@ -178,3 +191,19 @@ def busy_over_time(
         if np.any(modes == mode)
     }
     return shares, np.arange(len(ticks) + 1) * width / TICKS_PER_SECOND
+
+
+def up_over_time(run: Trajectory, cluster: ClusterConfig) -> dict[str, np.ndarray]:
+    """{"prompt engines": engines that serve, averaged over each bin of `busy_over_time` [B], ...}.
+
+    Empty where engines do not come and go.
+    """
+    if run.lives is None:
+        return {}
+    served, modes = _served(run, cluster, _bins(run)), np.asarray(cluster.modes)
+    each = served / _covered(len(served), int(run.bin_ticks), int(run.end))[:, None]
+    return {
+        f"{mode.name.lower()} engines": each[:, modes == mode].sum(axis=1)
+        for mode in Mode
+        if np.any(modes == mode)
+    }

@@ -1,5 +1,6 @@
 """The page stands alone, parses, and says what the numbers say."""
 
+import dataclasses
 import html.parser
 import json
 import re
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 
 from deepinfer_jax import metrics
-from deepinfer_jax.report import claims, page, plots, records, style, write
+from deepinfer_jax.report import claims, over_time, page, plots, records, series, style, write
 
 S = 10**9
 RATES = ("request_hit_fraction", "block_hit_fraction", "token_hit_fraction")
-VOID = {"meta", "br", "hr", "img", "link", "input"}
+VOID = {"meta", "br", "wbr", "hr", "img", "link", "input"}
 
 
 class Checker(html.parser.HTMLParser):
@@ -180,6 +181,45 @@ def test_the_drawn_curve_is_the_empirical_distribution():
     assert curve.tolist() == [[1, 0.25], [2, 0.5], [3, 0.75], [4, 1]]
 
 
+def course(t, slo, up):
+    edges = np.array([0.0, 200.0, 400.0, 700.0])
+    busy = {"prompt engines": np.array([0.5, 1.0, 0.2])}
+    return over_time.Course(
+        series.series(t), series.progress(t, slo), slo != metrics.Slo(), busy, up, edges
+    )
+
+
+def drawn(figure):
+    """{panel: {line's label: values}}"""
+    return {
+        ax.get_title(loc="left"): {line.get_label(): line.get_ydata() for line in ax.lines}
+        for ax in figure.axes
+    }
+
+
+def test_a_run_over_time_draws_what_it_has():
+    t, slo, up = example(), metrics.Slo(ttft=1.0), {"prompt engines": np.array([1.0, 2.0, 0.5])}
+    made = drawn(over_time.run(course(t, slo, up)))
+    rates = made["Requests per second"]
+    assert set(rates) == {"arrivals", "completed", "within the objectives"}
+    np.testing.assert_array_equal(rates["within the objectives"], series.progress(t, slo).good)
+    assert made["Engines that serve"]["prompt engines"].tolist() == [1.0, 2.0, 0.5]
+    assert len(made) == 5
+    t = dataclasses.replace(t, compute_hit_tokens=np.zeros(500, int))
+    made = drawn(over_time.run(course(t, metrics.Slo(), {})))
+    assert len(made) == 3 and "within the objectives" not in made["Requests per second"]
+
+
+def test_runs_are_compared_line_by_line():
+    slo, other = metrics.Slo(ttft=1.0), example(300)
+    up = {"prompt engines": np.array([1.0, 1.0, 1.0]), "decode engines": np.array([2.0, 0.0, 1.0])}
+    made = drawn(over_time.compared({"a": course(example(), slo, {}), "b": course(other, slo, up)}))
+    assert set(made) >= {"Waiting requests", "Goodput, requests per second", "Engines that serve"}
+    np.testing.assert_array_equal(made["Waiting requests"]["b"], series.series(other).waiting)
+    assert made["Engines that serve"]["b"].tolist() == [3.0, 1.0, 2.0]
+    assert set(made["Engines that serve"]) == {"b"}
+
+
 def test_plots_leave_matplotlibs_global_settings_alone():
     before = dict(matplotlib.rcParams)
     style.svg(plots.hit_rates({"a": dict.fromkeys(RATES, 1.0)}), "x")
@@ -195,6 +235,13 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
     with pytest.raises(records.WriteError, match=r"summary\.json: No space left"):
         write.write_run(tmp_path, "x", t, metrics.summarise(t))
     assert not list(tmp_path.iterdir())
+
+
+def test_long_names_may_break_and_nothing_else_changes():
+    row = {"parameter": "cache.capacity_gib", "value": "configs/traces/a_b.jsonl.gz", "n": "1.5 s"}
+    text = page.render(page.Page("x", tables=[page.Table("t", [row, row | {"n": "-"}])]))
+    assert "configs/<wbr>traces/<wbr>a_<wbr>b.<wbr>jsonl.<wbr>gz" in text and "1.5 s" in text
+    assert "<td>cache.capacity_gib</td>" in text.replace("<wbr>", "")
 
 
 def test_page_without_anything_is_still_html():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deepinfer_jax.simulator.cluster import Status
 from deepinfer_jax.simulator.tokens import token_times
 from deepinfer_jax.simulator.trajectory import Trajectory
-from deepinfer_jax.simulator.usage import busy_over_time, usage
+from deepinfer_jax.simulator.usage import busy_over_time, up_over_time, usage
 from deepinfer_jax.timeline import EVENTS
 from tests.simulator.agreement_test import COUNTERS, REST
 from tests.simulator.oracle import service, troubles
@@ -114,5 +114,10 @@ def test_usage_counts_what_is_held(quick) -> None:
         assert 0 <= used["busy_fraction"] <= 1 and 0 <= used["decode_busy_fraction"] <= 1
         shares, edges = busy_over_time(run, cluster)
         assert edges[-1] * 1e9 >= run.end and all(np.all(s >= 0) for s in shares.values())
+        assert all(np.all(s <= 1 + 1e-9) for s in shares.values())
+        up = up_over_time(run, cluster)
+        served = sum(np.asarray(run.lives.life_ticks)[:, 2:].sum(axis=1))
+        lasted = np.minimum(np.diff(edges) * 1e9, run.end - edges[:-1] * 1e9)
+        assert sum(np.sum(lasted * x) for x in up.values()) == pytest.approx(served)
         seen += used["crashes"] > 0
     assert seen

@@ -167,3 +167,8 @@ def test_work_that_ended_late_is_spread_over_the_bins_before():
     want = [[5.0, 0.0], [5.0, 0.0], [10.0, 3.0], [10.0, 10.0]]
     got = spread_back(booked, 10.0)
     assert got.tolist() == want and got.sum() == booked.sum()
+    # An engine that served for 3 of the third bin's 10 cannot have worked longer there.
+    served = np.full((4, 2), 10.0)
+    served[2] = 3.0
+    got = spread_back(booked, served)
+    assert got.tolist() == [[7.0, 0.0], [10.0, 0.0], [3.0, 3.0], [10.0, 10.0]]
