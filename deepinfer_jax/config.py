@@ -284,6 +284,7 @@ class EngineConfig:
     overlap: bool = True
     verification: str = "fixed"  # "confidence": only drafts that are likely to pay are verified
     stop_preempted: bool = False  # end a preempted request rather than compute it again
+    kernels: str = "xla"  # who attends and multiplies: "tpu" kernels, or "interpret" to test them
     num_blocks: int = 1024  # of the block pool, the reserved one included
     slots_percent: int = 120  # state slots per 100 of max_num_seqs, the reserved one apart
 

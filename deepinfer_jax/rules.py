@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 TRUNCATION_MODES = ("off", "mask", "compact")
 ROLES = ("normal", "prompt", "completion")
+KERNELS = ("xla", "tpu", "interpret")
 VERIFICATIONS = ("fixed", "confidence")
 
 
@@ -243,6 +244,10 @@ def check_engine(engine: EngineConfig) -> None:
     for name in ("max_num_batched_tokens", "step_quota"):
         value = getattr(engine, name)
         require(value >= 0, f"EngineConfig.{name} is {value}; it may not be negative")
+    require(
+        engine.kernels in KERNELS,
+        f"kernels is {engine.kernels!r}; choose one of {', '.join(KERNELS)}",
+    )
     require(engine.role in ROLES, f"role is {engine.role!r}; choose one of {', '.join(ROLES)}")
     _check_budget(engine)
     _check_role(engine)

@@ -22,6 +22,20 @@ def check(op: str, kernels: str, has: Iterable[str] = KERNELS) -> None:
         )
 
 
+def check_platform(kernels: str, platform: str) -> None:
+    """Refuse an implementation that does not run on jax's `platform`.
+
+    Raises:
+      ValueError: `kernels` is none of `KERNELS`, or compiles for TPUs and this is none.
+    """
+    check("the model", kernels)
+    if kernels == "tpu" and platform != "tpu":
+        raise ValueError(
+            f"kernels is 'tpu' but jax runs on {platform!r}; choose xla, or interpret to run the "
+            "kernels slowly"
+        )
+
+
 def interpretation(kernels: str) -> Any:
     """The `interpret` argument of `pallas_call`.
 

@@ -1,6 +1,6 @@
 """One softmax over keys that arrive in blocks; shared by the attention kernels.
 
-R rows of queries, K keys of a block, C channels. Keys are values.
+R rows of queries, K keys of a block, C channels. Keys are values. S sequences, Q rows, H heads.
 """
 
 from __future__ import annotations
@@ -12,6 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 
 FLOOR = float(np.finfo(np.float32).min)  # a masked score; finite, so that no row is all NaN
+
+
+class Attended(NamedTuple):
+    """Attention, and what it takes to merge it with another part of the same softmax."""
+
+    mixed: jax.Array  # [S, Q, H, C] in the query's dtype; zero where nothing was seen
+    top: jax.Array  # float32 [S, Q, H] greatest score
+    total: jax.Array  # float32 [S, Q, H] sum of exp(score - top)
+
+
+def merge(one: Attended, other: Attended) -> jax.Array:
+    """[S, Q, H, C]: one softmax over both parts' keys, in float32 until the end."""
+    top = jnp.maximum(one.top, other.top)
+    shares = [part.total * jnp.exp(part.top - top) for part in (one, other)]
+    total = shares[0] + shares[1]
+    shares = [(share / jnp.where(total > 0, total, 1))[..., None] for share in shares]
+    mixed = one.mixed * shares[0] + other.mixed * shares[1]
+    return mixed.astype(one.mixed.dtype)
 
 
 class Softmax(NamedTuple):

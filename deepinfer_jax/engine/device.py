@@ -31,6 +31,7 @@ from deepinfer_jax.engine.sampling import PackedSampling
 from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
 from deepinfer_jax.engine.step import Step, StepOutput
 from deepinfer_jax.model.numerics import RELEASED, Numerics
+from pallas_kernels.choice import check_platform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +74,9 @@ class Device(Programs):
           compiler_options: XLA's, as of `jax.jit`.
 
         Raises:
-          ValueError: buckets too small for the configuration, or see `create_state`.
+          ValueError: kernels that do not run here, buckets too small for the configuration, or see `create_state`.
         """
+        check_platform(config.kernels, jax.default_backend())
         self.model, self.config = model, config
         self.limits = limits or SamplingLimits()
         self.buckets = buckets or pack.Buckets.of(config)

@@ -104,6 +104,10 @@ class MeshDevice(Programs):
         Raises:
           ValueError: buckets too small for the configuration, or see `create_state`.
         """
+        require(
+            config.kernels == "xla",
+            f"kernels is {config.kernels!r}, which no mesh has run; choose xla",
+        )
         self.model, self.config, self.mesh = model, config, mesh
         self.limits, self.ranks = limits or SamplingLimits(), ranks(mesh)
         self.buckets = buckets or pack.Buckets.of(config)

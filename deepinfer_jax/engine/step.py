@@ -87,6 +87,7 @@ class Step:
             keep=cache.keep,
             numerics=self.numerics,
             parallel=self.parallel,
+            kernels=self.config.kernels,
         )
         end = jnp.maximum(made.rows.count - 1, 0)
         last = take(batch.tokens, jnp.maximum(given.count - 1, 0), 1)
@@ -118,7 +119,13 @@ class Step:
         )
         memory = bind(state.memory, given.slots, given.tables)
         made, memory = backbone.forward(
-            params, self.model, rows, memory, numerics=self.numerics, parallel=self._repeated
+            params,
+            self.model,
+            rows,
+            memory,
+            numerics=self.numerics,
+            parallel=self._repeated,
+            kernels=self.config.kernels,
         )
         flight = write_rows(
             state.flight,
@@ -233,6 +240,7 @@ class Step:
             choose=sampler,
             numerics=self.numerics,
             parallel=self._repeated,
+            kernels=self.config.kernels,
         )
         new, at, old = sampler.proposals(made.tokens), batch.draft_slots, state.proposed
         proposed = Proposed(

@@ -17,6 +17,8 @@ from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.blocks import map_rows
 from deepinfer_jax.model.indexer import Selection
 from deepinfer_jax.model.numerics import Angles, Numerics, linear, rms_norm, rotate
+from pallas_kernels.softmax import Attended, merge
+from pallas_kernels.window_attention.api import window_attention
 
 FLOOR = jnp.finfo(jnp.float32).min  # a masked score; finite, so that no row is all NaN
 M = TypeVar("M", bound=Memory)
@@ -70,6 +72,7 @@ def attend(
     memory: Memory,
     source: int | None,
     selection: Selection | None,
+    kernels: str = "xla",
 ) -> jax.Array:
     """Attention of Q consecutive rows per sequence.
 
@@ -80,6 +83,7 @@ def attend(
       positions: int32 [S, Q] = start + 0 .. Q - 1.
       sink: float32 [H].
       source, selection: the KV source and what is attended of it; None for a window-only layer.
+      kernels: who computes it, one of `pallas_kernels.choice.KERNELS`.
 
     Returns:
       [S, Q, H, C] in query's dtype; zero where nothing is visible and the sink takes all.
@@ -87,6 +91,14 @@ def attend(
     count = query.shape[1]
     width = window.shape[1] - count
     row = jnp.broadcast_to(jnp.arange(count), positions.shape)
+    if kernels != "xla":
+        first = seen_from - (positions - row) + width
+        near = window_attention(
+            query, window, first, row + width, sink, window=width, kernels=kernels
+        )
+        if selection is None or source is None:
+            return near.mixed
+        return merge(near, _far(query, memory, source, selection))
     index = None if selection is None else (selection.index, selection.valid)
 
     def block(rows: tuple[Any, ...], window: jax.Array) -> jax.Array:
@@ -102,6 +114,24 @@ def attend(
         return _merge(parts, sink, query.dtype)
 
     return map_rows(block, (query, seen_from, positions, row, index), window)
+
+
+def _far(query: jax.Array, memory: Memory, source: int, selection: Selection) -> Attended:
+    """Attention to the selected global rows alone."""
+
+    def block(rows: tuple[Any, ...]) -> Attended:
+        query, index, valid = rows
+        scores, values, product = _global_part(query, memory.read_global(source, index), valid)
+        top = scores.max(-1)
+        weight = jnp.where(scores > FLOOR, jnp.exp(scores - top[..., None]), 0)
+        total = weight.sum(-1)
+        mixed = jnp.einsum(
+            product, weight.astype(query.dtype), values, preferred_element_type=jnp.float32
+        )
+        mixed = mixed / jnp.where(total > 0, total, 1)[..., None]
+        return Attended(mixed.astype(query.dtype), top, total)
+
+    return map_rows(block, (query, selection.index, selection.valid))
 
 
 def over_rows(query: jax.Array, keys: jax.Array, shown: jax.Array, sink: jax.Array) -> jax.Array:

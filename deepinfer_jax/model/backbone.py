@@ -27,6 +27,7 @@ from deepinfer_jax.model.shares import Shares
 from deepinfer_jax.model.topology import Layer, Mode, topology
 from deepinfer_jax.parallel.mesh import ALONE, Parallel
 from deepinfer_jax.rules import TRUNCATION_MODES, require
+from pallas_kernels.choice import check_platform
 
 M = TypeVar("M", bound=Memory)
 
@@ -51,6 +52,7 @@ def forward(
     keep: int = 0,
     numerics: Numerics = RELEASED,
     parallel: Parallel = ALONE,
+    kernels: str = "xla",
 ) -> tuple[Output, M]:
     """One step.
 
@@ -64,9 +66,10 @@ def forward(
       parallel: the ranks that share experts and Engram tables, under `jax.shard_map`; `params` then
         hold this rank's part of them, `rows` and `memory` are this rank's own. Ranks of its
         `context` have the same rows and memory, divide the rows' work, and return the same.
+      kernels: who attends and who multiplies by experts, one of `pallas_kernels.choice.KERNELS`.
 
     Raises:
-      ValueError: unknown `truncation`, or "compact" without `keep`.
+      ValueError: `kernels` that do not run here, unknown `truncation`, or "compact" without `keep`.
     """
     require(
         truncation in TRUNCATION_MODES,
@@ -76,8 +79,9 @@ def forward(
         truncation != "compact" or keep > 0,
         f"keep is {keep} with truncation 'compact'; give the rows to keep",
     )
+    check_platform(kernels, jax.default_backend())
     kept = keep if truncation == "compact" else None
-    step = _Step(config, truncation != "off", kept, numerics, parallel)
+    step = _Step(config, truncation != "off", kept, numerics, parallel, kernels)
     return step.run(params, rows, memory)
 
 
@@ -96,6 +100,7 @@ class _Step:
     keep: int | None
     numerics: Numerics
     parallel: Parallel
+    kernels: str
 
     def run(self, params: dict[str, Any], rows: Rows, memory: M) -> tuple[Output, M]:
         config, shares = self.config, Shares.of(rows, self.parallel.context)
@@ -123,8 +128,9 @@ class _Step:
             mixed = streams.mix(weights["attn_mix"], config, state)
             y, selection, memory = self._attention(weights, layer, x, shares, memory, selection)
             state, pre = streams.expand(state, mixed, y), mixed.pre
+            active = config.num_active_experts
             state, pre, visited = feed_forward(
-                weights, config, state, pre, shares.own, config.num_active_experts, self.parallel
+                weights, config, state, pre, shares.own, active, self.parallel, self.kernels
             )
             visits.append(visited)
         if features:
@@ -194,6 +200,7 @@ class _Step:
                 memory,
                 layer.kv_source,
                 chosen,
+                self.kernels,
             )
 
         query = attention.queries(params, config, latent, angles)
@@ -227,9 +234,12 @@ def feed_forward(
     rows: Rows,
     active: int,
     parallel: Parallel,
+    kernels: str = "xla",
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The expert sublayer: streams, next `pre`, and visits int32 [E]."""
     mixed = streams.mix(weights["ffn_mix"], config, state)
     x = rms_norm(streams.collapse(state, pre), weights["ffn_norm"], config.norm_eps)
-    y, visits = experts.moe(weights["moe"], config, x, rows.valid, rows.is_image, active, parallel)
+    y, visits = experts.moe(
+        weights["moe"], config, x, rows.valid, rows.is_image, active, parallel, kernels
+    )
     return streams.expand(state, mixed, y), mixed.pre, visits

@@ -55,6 +55,7 @@ def propose(
     choose: Choose = greedy,
     numerics: Numerics = RELEASED,
     parallel: Parallel = ALONE,
+    kernels: str = "xla",
 ) -> Drafts:
     """Draft `count` tokens after `token`.
 
@@ -64,9 +65,11 @@ def propose(
       position: its position, int32 [S]; the rings hold what lies before it.
       count: block length N.
       choose: how to pick a draft; `greedy` by default.
-      parallel: as for `backbone.forward`.
+      parallel, kernels: as for `backbone.forward`; attention stays with XLA.
     """
-    hidden = block_hidden(params, config, token, position, memory, count, numerics, parallel)
+    hidden = block_hidden(
+        params, config, token, position, memory, count, numerics, parallel, kernels
+    )
     normed = rms_norm(hidden, params["draft"]["norm"], config.norm_eps)
     base = linear(normed, params["head"], jnp.dtype(jnp.float32))
     return _markov(params["draft"], hidden, base, token, choose)
@@ -81,6 +84,7 @@ def block_hidden(
     count: int,
     numerics: Numerics,
     parallel: Parallel = ALONE,
+    kernels: str = "xla",
 ) -> jax.Array:
     """Collapsed streams [S, N, D] of the block, before the last norm."""
     rows = _block_rows(config, token, position, count)
@@ -95,7 +99,7 @@ def block_hidden(
         y = _attention(weights["attn"], config, x, history, rows, angles, numerics)
         state, pre = streams.expand(state, mixed, y), mixed.pre
         active = config.draft.num_active_experts
-        state, pre, _ = feed_forward(weights, config, state, pre, rows, active, parallel)
+        state, pre, _ = feed_forward(weights, config, state, pre, rows, active, parallel, kernels)
     return streams.collapse(state, pre)
 
 

@@ -18,6 +18,8 @@ from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.numerics import linear
 from deepinfer_jax.parallel.exchange import exchange
 from deepinfer_jax.parallel.mesh import ALONE, Parallel
+from pallas_kernels.grouped_matmul.api import gated, grouped_matmul
+from pallas_kernels.grouped_matmul.weights import Weights
 
 MIN_BLOCK, MAX_BLOCK = 16, 64  # rows an expert multiplies at a time
 COPY_STRIDE = 23333  # spreads the rows of a step over the copies of an expert
@@ -31,6 +33,7 @@ def moe(
     is_image: jax.Array,
     active: int,
     parallel: Parallel = ALONE,
+    kernels: str = "xla",
 ) -> tuple[jax.Array, jax.Array]:
     """The layer's output [S, Q, D] and how many of these rows each expert got, int32 [E].
 
@@ -40,15 +43,16 @@ def moe(
       is_image: bool [S, Q]; they are routed under `bias_image`.
       active: experts per token.
       parallel: the ranks that share the experts' weights.
+      kernels: who multiplies, one of `pallas_kernels.choice.KERNELS`.
     """
     flat = x.reshape(-1, x.shape[-1])
     chosen, weight = route(params, config, flat, is_image.reshape(-1), active)
     count = params["router"].shape[0]
     chosen = jnp.where(valid.reshape(-1, 1), chosen, count)
     if parallel.experts:
-        routed = _elsewhere(params, config, flat, chosen, weight, parallel)
+        routed = _elsewhere(params, config, flat, chosen, weight, parallel, kernels)
     else:
-        routed = grouped(params, config, flat, _slots(params, chosen, 0), weight)
+        routed = grouped(params, config, flat, _slots(params, chosen, 0), weight, kernels)
     hidden = _activate(linear(flat, params["shared_gate_up"]), config, None)
     shared = linear(hidden, params["shared_down"], jnp.dtype(jnp.float32))
     visits = jnp.zeros(count, jnp.int32).at[chosen.reshape(-1)].add(1, mode="drop")
@@ -89,13 +93,14 @@ def _elsewhere(
     chosen: jax.Array,
     weight: jax.Array,
     parallel: Parallel,
+    kernels: str,
 ) -> jax.Array:
     """As `grouped`, each expert on the rank that holds it. x [T, D]; chosen and weight [T, k]."""
     active, local = chosen.shape[1], params["gate_up"].shape[0]
     slots = _slots(params, chosen, jax.lax.axis_index(parallel.experts))
 
     def compute(rows: jax.Array, slot: jax.Array, scale: jax.Array) -> jax.Array:
-        return grouped(params, config, rows, slot[:, None], scale[:, None])
+        return grouped(params, config, rows, slot[:, None], scale[:, None], kernels)
 
     made = exchange(
         jnp.repeat(x, active, axis=0),
@@ -115,6 +120,7 @@ def grouped(
     x: jax.Array,
     chosen: jax.Array,
     weight: jax.Array,
+    kernels: str = "xla",
 ) -> jax.Array:
     """float32 [T, D]: each token's experts, weighted and summed; an expert id of E is nobody.
 
@@ -123,6 +129,7 @@ def grouped(
       x: [T, D].
       chosen: int32 [T, k].
       weight: float32 [T, k].
+      kernels: see `moe`.
     """
     tokens, active = chosen.shape
     experts = params["gate_up"].shape[0]
@@ -130,6 +137,10 @@ def grouped(
     order = jnp.argsort(chosen.reshape(-1), stable=True)
     padded = jnp.pad(order, (0, size))
     sizes = jnp.zeros(experts, jnp.int32).at[chosen.reshape(-1)].add(1, mode="drop")
+    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size)).reshape(chosen.shape)
+    if kernels != "xla":
+        made = _by_kernels(params, config, x[order // active], sizes, weight, order, kernels)
+        return jnp.where((chosen < experts)[..., None], made[rank], 0).sum(1)
     ends = jnp.cumsum(sizes)
 
     def visit(made: jax.Array, e: jax.Array) -> jax.Array:
@@ -152,8 +163,28 @@ def grouped(
     # A block's rows behind its expert's are other experts'; those write them again, in their turn.
     made = jnp.zeros((tokens * active + size, x.shape[1]), jnp.float32)
     made = jax.lax.scan(one, made, jnp.arange(experts))[0]
-    rank = jnp.zeros_like(order).at[order].set(jnp.arange(order.size)).reshape(chosen.shape)
     return jnp.where((chosen < experts)[..., None], made[rank], 0).sum(1)
+
+
+def _by_kernels(
+    params: dict[str, Any],
+    config: ModelConfig,
+    rows: jax.Array,
+    sizes: jax.Array,
+    weight: jax.Array,
+    order: jax.Array,
+    kernels: str,
+) -> jax.Array:
+    """float32 [T k, D]: experts of rows [T k, D], sorted by expert as `order` says."""
+    hidden = gated(
+        rows,
+        Weights(params["gate_up"]),
+        sizes,
+        weight.reshape(-1)[order],
+        config.swiglu_limit,
+        kernels=kernels,
+    )
+    return grouped_matmul(hidden, Weights(params["down"]), sizes, kernels=kernels)
 
 
 def _block_size(pairs: int, experts: int) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 
 from pallas_kernels import choice
+from pallas_kernels.softmax import Attended
 from pallas_kernels.window_attention import reference, tpu
-from pallas_kernels.window_attention.reference import Attended
 
 
 def window_attention(

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels import formats
-from pallas_kernels.softmax import FLOOR
-
-
-class Attended(NamedTuple):
-    """Attention and what it takes to merge it with another part of the same softmax."""
-
-    mixed: jax.Array  # [S, Q, H, C] in the query's dtype; zero where nothing was seen
-    top: jax.Array  # float32 [S, Q, H] greatest score
-    total: jax.Array  # float32 [S, Q, H] sum of exp(score - top)
+from pallas_kernels.softmax import FLOOR, Attended
 
 
 def window_attention(

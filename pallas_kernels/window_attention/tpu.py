@@ -17,8 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import decoding, formats
-from pallas_kernels.softmax import absorb, add_sink, fresh, normed
-from pallas_kernels.window_attention.reference import Attended
+from pallas_kernels.softmax import Attended, absorb, add_sink, fresh, normed
 
 VMEM = 64 << 20  # bytes a kernel may ask for; below what v5e, v5p, v6e (128 MiB) and 7x have
 
