@@ -34,6 +34,8 @@ setup(
         "flax",
         "optax",
         "tokenizers",
+        # images of prompts
+        "pillow",
         # structured output
         "llguidance",
     ],

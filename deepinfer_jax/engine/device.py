@@ -24,8 +24,9 @@ from deepinfer_jax.engine.device_state import create_state, reach
 from deepinfer_jax.engine.grammar import EVERYTHING
 from deepinfer_jax.engine.images import Images
 from deepinfer_jax.engine.logprobs import Logprobs
+from deepinfer_jax.engine.picture_rows import PictureRows
 from deepinfer_jax.engine.plan import PlanRow, RowOutcome, StepOutcome, StepPlan
-from deepinfer_jax.engine.programs import Programs, program, rehearsals
+from deepinfer_jax.engine.programs import Programs, illustrated, program, rehearsals
 from deepinfer_jax.engine.request import Hit, Request
 from deepinfer_jax.engine.sampling import PackedSampling
 from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
@@ -136,8 +137,8 @@ class Device(Programs):
         """A stored image of the newest memory, for a `PrefixCache`; queued, not waited for."""
         return self.images.take(self.state.memory, slot, position)
 
-    def warm_up(self, masks: bool = False, images: bool = False) -> None:
-        """Compile every bucket, with grammar masks and a prefix cache's images too if asked.
+    def warm_up(self, masks: bool = False, images: bool = False, pictures: bool = False) -> None:
+        """Compile every bucket, for a grammar's masks, a prefix cache's images, pictures if asked.
 
         Writes to nobody's memory only.
         """
@@ -147,6 +148,8 @@ class Device(Programs):
             self._keep_memory(self.images.restore(self.state.memory, (row,)))
         for plan in rehearsals(self.config, self.buckets, self.widths):
             self._rehearse(plan, masks)
+            if pictures and plan.is_prompt:
+                self.forward(*illustrated(plan, self.model.hidden_size))
 
     def _rehearse(self, plan: StepPlan, masks: bool) -> None:
         greedy = Answer(SamplingParams(temperature=0.0), seed=0)
@@ -178,6 +181,9 @@ class Device(Programs):
             if row.first and answer_of(request).params.penalised:
                 self.remember(request)
         batch = pack.pack_prompt(rows, at, self.model, self.config, self.buckets, reach(self.model))
+        width = self.model.hidden_size
+        shown = PictureRows.of(rows, requests, batch.tokens.shape, width)
+        batch = dataclasses.replace(batch, pictures=shown)
         self.state, hidden = self.run("prompt", self.params, self.state, batch)
         if any(answer_of(r).params.prompt_logprobs is not None for r in requests):
             following = np.full(batch.tokens.shape, self.model.vocab_size, np.int32)

@@ -98,10 +98,10 @@ class Group:
             for news in engine.commit(part)
         ]
 
-    def warm_up(self, masks: bool = False, images: bool = False) -> None:
+    def warm_up(self, masks: bool = False, images: bool = False, pictures: bool = False) -> None:
         """See `MeshDevice.warm_up`."""
         require(not images, "prefix caches are kept by engines of one device; leave them out here")
-        self.device.warm_up(masks)
+        self.device.warm_up(masks, pictures)
 
     def _load(self, rank: int) -> int:
         roster = self.engines[rank].scheduler.roster

@@ -124,6 +124,7 @@ def continued(request: Request) -> Request:
         stop_ids=request.stop_ids,
         stop_when=request.stop_when,
         images=request.images,
+        pictures=request.pictures,
         sampling=request.sampling,
         grammar=request.grammar,
     )

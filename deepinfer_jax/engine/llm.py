@@ -27,6 +27,7 @@ from deepinfer_jax.engine.loops import Engine
 from deepinfer_jax.engine.measure import chooser
 from deepinfer_jax.engine.mesh_device import MeshDevice
 from deepinfer_jax.engine.pair import Pair
+from deepinfer_jax.engine.pictures import MultimodalPrompt, PictureEncoder, Prepared, Text
 from deepinfer_jax.engine.plan import RequestOutput
 from deepinfer_jax.engine.prefix_cache import PrefixCache
 from deepinfer_jax.engine.request import Request, Status
@@ -36,7 +37,7 @@ from deepinfer_jax.engine.statistics import StepRecord
 from deepinfer_jax.engine.writer import News, Result, Writer, results
 from deepinfer_jax.rules import require
 
-Prompt = str | Sequence[int]
+Prompt = Text | MultimodalPrompt
 
 
 class LLM:
@@ -111,13 +112,17 @@ class LLM:
         else:
             self.engine = engine(config, prefix_cache)
         self.limits: SamplingLimits = device.get("limits") or SamplingLimits()
+        self._encoder = PictureEncoder(params, model) if model.vision else None
         self._timeout = grammar_timeout
         self._compiler: Compiler | None = None
         self._next = 0
 
-    def warm_up(self, grammars: bool = False) -> None:
-        """Compile everything that generation needs, with grammars or without."""
-        self.engine.warm_up(grammars, self.prefix_cache is not None)
+    def warm_up(self, grammars: bool = False, pictures: bool = False) -> None:
+        """Compile the steps that generation needs, with grammars and images or without.
+
+        Programs that encode images are compiled as their sizes come.
+        """
+        self.engine.warm_up(grammars, self.prefix_cache is not None, pictures)
 
     @overload
     def generate(
@@ -150,7 +155,8 @@ class LLM:
         """Answer prompts; results in their order.
 
         Args:
-          prompts: texts, which get the beginning-of-sequence id, or lists of token ids; or one.
+          prompts: texts, which get the beginning-of-sequence id, or lists of token ids, or texts and
+            images (`MultimodalPrompt`, which gets it if its first part is a text); or one.
           params: for all prompts, or one for each.
           stream: give news as they come, instead of results. An iterator that is left early aborts
             what it has not finished.
@@ -182,10 +188,14 @@ class LLM:
         writers = []
         for number, (text, wish) in enumerate(zip(texts, wishes, strict=True)):
             self._check(wish)
-            ids = self._ids(text)
+            prepared = self._prepared(text)
+            require(
+                not prepared.images or wish.prompt_logprobs is None,
+                "prompt_logprobs are of a text's tokens and this prompt has images; drop them",
+            )
             for answer, seed in enumerate(sampling_params.seeds(wish, secrets.randbits(64))):
                 writer = Writer(number, answer, wish, self.tokenizer)
-                writer.request = self._request(ids, wish, seed, writer)
+                writer.request = self._request(prepared, wish, seed, writer)
                 self.engine.check(writer.request)
                 writers.append(writer)
         return writers
@@ -203,18 +213,31 @@ class LLM:
             "which is ready when its compiler is",
         )
 
-    def _ids(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+    def _prepared(self, prompt: Prompt) -> Prepared:
+        bos = [self.model.bos_token_id]
+        if not isinstance(prompt, MultimodalPrompt):
+            return Prepared([*bos * isinstance(prompt, str), *self._ids(prompt)])
+        require(self._encoder is not None, "the model has no vision part; give text only")
+        assert self._encoder is not None
+        if prompt.parts and isinstance(prompt.parts[0], str):
+            prompt = MultimodalPrompt([bos, *prompt.parts])
+        return self._encoder.prepare(prompt, self._ids)
+
+    def _ids(self, text: Text) -> list[int]:
+        if not isinstance(text, str):
+            return [int(token) for token in text]
         require(
             self.tokenizer is not None,
             "the prompt is text and there is no tokenizer; give the LLM one, or give token ids",
         )
         assert self.tokenizer is not None
-        return [self.model.bos_token_id, *self.tokenizer.encode(prompt).ids]
+        return self.tokenizer.encode(text).ids
 
-    def _request(self, ids: list[int], wish: SamplingParams, seed: int, writer: Writer) -> Request:
+    def _request(
+        self, prompt: Prepared, wish: SamplingParams, seed: int, writer: Writer
+    ) -> Request:
         self._next += 1
+        ids, images = prompt.tokens, prompt.images
         eos = () if wish.ignore_eos else (self.model.eos_token_id,)
         cache, chunks = self.prefix_cache, self.config.chunked_prefill
         return Request(
@@ -223,7 +246,9 @@ class LLM:
             max_tokens=wish.max_tokens,
             stop_ids=frozenset((*eos, *wish.stop_ids)),
             stop_when=writer.see if self.tokenizer is not None else None,
-            checkpoints=cache.checkpoints(len(ids)) if cache and chunks else (),
+            images=images,
+            pictures=prompt.pictures,
+            checkpoints=cache.checkpoints(len(ids), images) if cache and chunks else (),
             schedulable=wish.grammar is None,
             sampling=Answer(wish, seed),
         )
@@ -302,7 +327,7 @@ def _check_on_mesh(
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as several."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | MultimodalPrompt):
         return [prompts]
     several = list(prompts)
     if several and isinstance(several[0], int):

@@ -171,9 +171,9 @@ class Engine(Rank):
         """Commit the step in flight, if there is one."""
         return land(self)
 
-    def warm_up(self, masks: bool = False, images: bool = False) -> None:
+    def warm_up(self, masks: bool = False, images: bool = False, pictures: bool = False) -> None:
         """See `Device.warm_up`."""
-        self.device.warm_up(masks, images)
+        self.device.warm_up(masks, images, pictures)
 
     def forward(self, plan: StepPlan) -> None:
         """Queue the backbone; the plan is in flight from now on."""

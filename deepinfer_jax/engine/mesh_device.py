@@ -30,8 +30,9 @@ from deepinfer_jax.engine.device_state import create_state, reach
 from deepinfer_jax.engine.flat import Layout, flatten
 from deepinfer_jax.engine.grammar import EVERYTHING
 from deepinfer_jax.engine.penalties import history_of
+from deepinfer_jax.engine.picture_rows import PictureRows
 from deepinfer_jax.engine.plan import StepOutcome, StepPlan
-from deepinfer_jax.engine.programs import Programs, rehearsals
+from deepinfer_jax.engine.programs import Programs, illustrated, rehearsals
 from deepinfer_jax.engine.request import Request
 from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
 from deepinfer_jax.engine.step import Step, StepOutput
@@ -178,10 +179,13 @@ class MeshDevice(Programs):
             for at in range(0, max(len(plan.rows) for plan in plans), sizes.prompts):
                 self._remember(plans, requests, slice(at, at + sizes.prompts))
                 parts = [plan.rows[at : at + sizes.prompts] for plan in plans]
-                self._advance(
-                    "prompt",
-                    [pack.pack_prompt(p, at, self.model, self.config, sizes, back) for p in parts],
-                )
+                batches = [
+                    pack.pack_prompt(p, at, self.model, self.config, sizes, back) for p in parts
+                ]
+                asking = [rank[at : at + sizes.prompts] for rank in requests]
+                shape, hidden = batches[0].tokens.shape, self.model.hidden_size
+                shown = PictureRows.of_ranks(parts, asking, shape, hidden)
+                self._advance("prompt", list(map(_with_pictures, batches, shown)))
             return
         width = max(row.q for plan in plans for row in plan.rows)
         drafts = [0 if p.drafts is None and not p.rows else p.drafts for p in plans]
@@ -207,8 +211,11 @@ class MeshDevice(Programs):
             sampled = Sampled(output)
         return [RankPending(plan, sampled, r, self._queued) for r, plan in enumerate(plans)]
 
-    def warm_up(self, masks: bool = False) -> None:
-        """Compile every bucket, with grammar masks too if asked; writes to nobody's memory only."""
+    def warm_up(self, masks: bool = False, pictures: bool = False) -> None:
+        """Compile every bucket, with grammar masks and pictures too if asked.
+
+        Writes to nobody's memory only.
+        """
         greedy = Answer(SamplingParams(temperature=0.0), seed=0)
         for plan in rehearsals(self.config, self.buckets, self.widths):
             plans = [plan] * self.ranks
@@ -216,6 +223,9 @@ class MeshDevice(Programs):
             self.forward(plans, requests)
             for pending in self.sample(plans, requests):
                 pending.sampled.of(pending.rank)
+            if pictures and plan.is_prompt:
+                shown, asking = illustrated(plan, self.model.hidden_size)
+                self.forward([shown] * self.ranks, [asking] * self.ranks)
 
     # Parts
 
@@ -282,6 +292,10 @@ def _together(mesh: Mesh, specs: Any, step: Callable[..., Any]) -> Callable[...,
 
 def _stacked(trees: list[Any]) -> Any:
     return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
+
+
+def _with_pictures(batch: pack.PromptBatch, shown: PictureRows | None) -> pack.PromptBatch:
+    return dataclasses.replace(batch, pictures=shown)
 
 
 def _with_masks(batches: list[pack.SampleBatch]) -> list[pack.SampleBatch]:

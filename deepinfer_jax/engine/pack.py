@@ -18,6 +18,7 @@ from deepinfer_jax.config import EngineConfig, ModelConfig
 from deepinfer_jax.engine import sampling
 from deepinfer_jax.engine.answer import answer_of
 from deepinfer_jax.engine.grammar import Constraint, batch_masks
+from deepinfer_jax.engine.picture_rows import PictureRows
 from deepinfer_jax.engine.plan import PlanRow, StepPlan
 from deepinfer_jax.engine.request import Request
 from deepinfer_jax.engine.sampling import PackedSampling
@@ -136,6 +137,7 @@ class PromptBatch:
     window_start: Array  # int32 [S], this and the next two as in `model.rows.Rows`
     global_start: Array  # int32 [S]
     kept_start: Array  # int32 [S]
+    pictures: PictureRows | None = None  # None: text only
 
 
 @functools.partial(

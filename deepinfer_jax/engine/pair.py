@@ -79,9 +79,9 @@ class Pair:
         """Commit the steps in flight."""
         return self.prompt.land() + self.completion.land()
 
-    def warm_up(self, masks: bool = False, images: bool = False) -> None:
+    def warm_up(self, masks: bool = False, images: bool = False, pictures: bool = False) -> None:
         """Compile everything; `images` are those of the prompt engine's prefix cache."""
-        self.prompt.warm_up(masks, images)
+        self.prompt.warm_up(masks, images, pictures)
         self.completion.warm_up(masks)
         device = self.completion.device
         memory = self.link.rehearse(self.prompt.device.state.memory, device.state.memory)

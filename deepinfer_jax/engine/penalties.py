@@ -31,11 +31,14 @@ def create(slots: int, vocab_size: int) -> jax.Array:
 
 
 def history_of(tokens: Sequence[int], prompt_length: int, vocab_size: int) -> np.ndarray:
-    """The row int32 [V] of a request that has these tokens so far, made on the host."""
+    """The row int32 [V] of a request that has these tokens so far, made on the host.
+
+    Tokens of images, whose ids lie behind the vocabulary, do not count.
+    """
     counts = np.zeros(vocab_size, np.int32)
     prompt, output = np.split(np.array(tokens), [prompt_length])
     np.add.at(counts, output, IN_OUTPUT)
-    counts[prompt] |= IN_PROMPT
+    counts[prompt[prompt < vocab_size]] |= IN_PROMPT
     return counts
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Sharding
 
 from deepinfer_jax.config import EngineConfig, Role
+from deepinfer_jax.engine.answer import Answer
 from deepinfer_jax.engine.flat import Layout, flatten
 from deepinfer_jax.engine.pack import Buckets
 from deepinfer_jax.engine.plan import PlanRow, StepPlan
+from deepinfer_jax.engine.request import Request
+from deepinfer_jax.engine.sampling_params import SamplingParams
 from deepinfer_jax.parallel.mesh import put
+from deepinfer_jax.policy.prefix import Image
 
 
 class Programs:
@@ -78,3 +84,14 @@ def rehearsals(
     for count, blocks, q in itertools.product(buckets.sequences, buckets.blocks, widths):
         row = PlanRow(-1, q, q, (0,), (), (0,) * blocks, 0, draft_first=first)
         yield StepPlan(-1, False, (row,) * count, drafts=drafts)
+
+
+def illustrated(plan: StepPlan, hidden: int) -> tuple[StepPlan, list[Request]]:
+    """A rehearsed prompt step, as one whose chunks begin with an image, and its requests."""
+    greedy = Answer(SamplingParams(temperature=0.0), seed=0)
+    image, vectors = Image(0, 1, b""), np.zeros((1, hidden), np.float32)
+    rows = tuple(dataclasses.replace(row, images=(image,)) for row in plan.rows)
+    requests = [
+        Request(-1, [0], sampling=greedy, images=(image,), pictures=(vectors,)) for _ in rows
+    ]
+    return dataclasses.replace(plan, rows=rows), requests

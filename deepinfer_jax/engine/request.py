@@ -70,6 +70,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # end of sequence among them, unless to be ignored
     stop_when: Callable[[Request], bool] | None = None  # after each token: stop strings
     images: tuple[Image, ...] = ()  # runs of placeholder tokens, ascending
+    pictures: Sequence[Any] = ()  # what stands there, read by the device step only: one per image
     checkpoints: tuple[int, ...] = ()  # ascending positions at which a chunk must end
     schedulable: bool = True  # false while something outside (an image, a hand-over) is awaited
     sampling: Any = None  # read by the device step only

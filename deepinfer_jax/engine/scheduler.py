@@ -44,7 +44,7 @@ class Scheduler:
         """An idle engine.
 
         Args:
-          vocab_size: ids run from 0 to it, the ids of image placeholders included.
+          vocab_size: ids run from 0 to it; those of an image's tokens may lie behind it.
           cost: step times, for a `step_quota`.
           source: a cache of prefixes.
           lookback: ids before a row that the model's n-grams reach back to.

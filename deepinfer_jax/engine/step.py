@@ -78,6 +78,9 @@ class Step:
             window_start=batch.window_start,
             global_start=batch.global_start,
         )
+        if batch.pictures is not None:
+            shown = batch.pictures
+            rows = dataclasses.replace(rows, is_image=shown.is_image, embeddings=shown.embeddings)
         made, memory = backbone.forward(
             params,
             self.model,

@@ -13,16 +13,17 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
     """Every rule of a request for this engine.
 
     Args:
-      vocab_size: ids run from 0 to it, the ids of image placeholders included.
+      vocab_size: ids run from 0 to it; those of an image's tokens may lie behind it.
 
     Raises:
       ValueError: the value, the rule and the remedy, for the first rule broken.
     """
     name = f"request {request.request_id}"
     require(request.prompt_length > 0, f"{name} has an empty prompt; give at least one token")
+    shown = {at for image in request.images for at in range(image.start, image.end)}
     for at, token in enumerate(request.tokens):
         require(
-            0 <= token < vocab_size,
+            token >= 0 and (token < vocab_size or at in shown),
             f"{name} has token id {token} at position {at}; ids lie in [0, {vocab_size}), so check "
             "the tokenizer",
         )

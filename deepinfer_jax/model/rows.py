@@ -69,6 +69,7 @@ def text_rows(
       start, count: int32 [S].
       lookback: ids of the max_ngram - 1 tokens before each sequence's row 0, oldest first, int32
         [S, max_ngram - 1]; negative where there is none. Needed with Engram unless start is 0.
+        Ids of no token, those of image rows too, block the n-grams that reach to them.
       token_map: token id -> compressed id, int32 [V] (`engram_vocabulary.token_map`); by default
         token t is t modulo the compressed vocabulary.
       kept_start, window_start, global_start: see `Rows`; default 0.
@@ -103,7 +104,8 @@ def engram_look_ups(
         lookback = jnp.full((tokens.shape[0], engram.max_ngram - 1), BLOCKED, jnp.int32)
 
     def compressed(ids: jax.Array) -> jax.Array:
-        return jnp.where(ids < 0, BLOCKED, token_map[jnp.maximum(ids, 0)])
+        known = (ids >= 0) & (ids < config.vocab_size)
+        return jnp.where(known, token_map[jnp.where(known, ids, 0)], BLOCKED)
 
     pad = token_map[engram.pad_token_id]
     hashes = (dataclasses.replace(layer, pad=pad) for layer in layer_hashes(engram, 0))
