@@ -34,6 +34,7 @@ setup(
         "flax",
         "optax",
         "tokenizers",
+        "tqdm",
         # images of prompts
         "pillow",
         # structured output

@@ -15,6 +15,7 @@ from typing import Any, Literal, overload
 
 from jax.sharding import Mesh
 from tokenizers import Tokenizer
+from tqdm import tqdm
 
 from deepinfer_jax.config import EngineConfig, ModelConfig, Role
 from deepinfer_jax.engine import sampling_params
@@ -38,6 +39,7 @@ from deepinfer_jax.engine.writer import News, Result, Writer, results
 from deepinfer_jax.rules import require
 
 Prompt = Text | MultimodalPrompt
+Progress = bool | Callable[[int], Any]
 
 
 class LLM:
@@ -131,7 +133,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] = ...,
         *,
         stream: Literal[False] = ...,
-        progress: Callable[[int], Any] | None = ...,
+        progress: Progress = ...,
     ) -> list[Result]: ...
 
     @overload
@@ -141,7 +143,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] = ...,
         *,
         stream: Literal[True],
-        progress: Callable[[int], Any] | None = ...,
+        progress: Progress = ...,
     ) -> Iterator[News]: ...
 
     def generate(
@@ -150,7 +152,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),  # noqa: B008 frozen
         *,
         stream: bool = False,
-        progress: Callable[[int], Any] | None = None,
+        progress: Progress = False,
     ) -> list[Result] | Iterator[News]:
         """Answer prompts; results in their order.
 
@@ -160,7 +162,8 @@ class LLM:
           params: for all prompts, or one for each.
           stream: give news as they come, instead of results. An iterator that is left early aborts
             what it has not finished.
-          progress: called with the number of answers that have just finished; a progress bar's step.
+          progress: True shows a bar on stderr; a function is called with the number of answers that
+            have just finished.
 
         Raises:
           ValueError: a prompt or a wish that this engine cannot serve; nothing has started then.
@@ -253,13 +256,15 @@ class LLM:
             sampling=Answer(wish, seed),
         )
 
-    def _run(self, writers: list[Writer], progress: Callable[[int], Any] | None) -> Iterator[News]:
+    def _run(self, writers: list[Writer], progress: Progress) -> Iterator[News]:
         """Calls of the loop until all answers are finished; the rest is aborted if left early."""
         require(
             not self.engine.unfinished,
             "another generation of this LLM is under way; finish it or close its iterator first",
         )
         by_id = {w.request.request_id: w for w in writers if w.request is not None}
+        bar = tqdm(total=len(writers), unit="answer", disable=progress is not True)
+        told = progress if callable(progress) else bar.update
         try:
             for writer in writers:
                 assert writer.request is not None
@@ -270,13 +275,15 @@ class LLM:
                 outputs = self._poll(writers)
                 outputs += self.engine.call()
                 finished = sum(o.finish_reason is not None for o in outputs)
-                if progress is not None and finished:
-                    progress(finished)
+                if finished:
+                    told(finished)
                 yield from [by_id[o.request_id].write(o) for o in outputs]
             self.engine.land()
         except GeneratorExit:
             self._drain(by_id)
             raise
+        finally:
+            bar.close()
 
     def _drain(self, by_id: dict[int, Writer]) -> None:
         """Abort what is not finished, and run until the engine is empty."""

@@ -51,6 +51,13 @@ def test_stream_joins_to_the_result_and_progress_counts(llm: LLM) -> None:
         assert [n.finish_reason for n in news][:-1] == [None] * (len(news) - 1)
 
 
+def test_a_progress_bar_on_request_only(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["ab", "cd"], WISH)
+    assert capsys.readouterr().err == ""
+    llm.generate(["ab", "cd"], WISH, progress=True)
+    assert "2/2" in capsys.readouterr().err
+
+
 def test_a_stream_left_early_leaves_nothing_behind(llm: LLM) -> None:
     stream = llm.generate(["ab", "cd"], WISH, stream=True)
     next(iter(stream))
