@@ -50,21 +50,31 @@ def dip(edges: np.ndarray, share: np.ndarray, begin: float) -> tuple[float, floa
     return float(np.nanmin(share[after])), float(low.sum() * width), lasted
 
 
-def figure(
-    panels: Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]], begin: float
-) -> Figure:
-    """One panel per event; in it one line of shares over arrival time per case."""
-    made, axes = style.figure(len(panels), width=9.4, height=3.0)
-    for ax, (name, lines) in zip(axes, panels.items(), strict=True):
-        style.title(ax, name, pad=18)
-        for index, (label, (edges, share)) in enumerate(lines.items()):
+Panels = Mapping[str, Mapping[str, tuple[np.ndarray, np.ndarray]]]
+"""{event: {case: (bin edges [B + 1] in seconds, values [B])}}"""
+
+
+def figure(panels: Panels, groups: Panels, begin: float) -> Figure:
+    """A column per event: shares over arrival time above, decode groups that serve below."""
+    made, axes = style.grid(2 * len(panels))
+    rows = [(name, lines, True) for name, lines in panels.items()]
+    rows += [(name, groups[name], False) for name in panels]
+    most = max(values.max() for lines in groups.values() for _, values in lines.values())
+    for ax, (name, lines, above) in zip(axes, rows, strict=True):
+        if above:
+            style.title(ax, name, pad=18)
+        for index, (label, (edges, values)) in enumerate(lines.items()):
             line = {"color": style.colour(index), "linewidth": 1.6, "label": label}
-            ax.plot((edges[1:] + edges[:-1]) / 2, share, **line)
+            ax.plot((edges[1:] + edges[:-1]) / 2, values, **line)
         ax.axvline(begin, color=style.MUTED, linestyle=(0, (4, 3)), linewidth=1)
-        ax.set_xlabel("arrival (s)")
-        ax.set_ylim(0, 1.03)
-        style.legend(ax, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=4, borderaxespad=0)
+        ax.set_xlabel("arrival (s)" if above else "time (s)")
+        ax.set_ylim(0, 1.03 if above else most + 0.4)
+        if above:
+            style.legend(
+                ax, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=4, borderaxespad=0
+            )
     axes[0].set_ylabel("share within the objectives")
+    axes[len(panels)].set_ylabel("decode groups that serve")
     return made
 
 
@@ -92,17 +102,22 @@ def study(
     """The figure and the table of all cases; a case's name is "event, what differs"."""
     begin = float(wanted["event_seconds"])
     panels: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
+    groups: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     rows = []
     for result in results:
         edges, _, share = shares(result.case.timeline, slo, float(wanted["bin_seconds"]))
         event, _, label = result.case.name.partition(", ")
         panels.setdefault(event, {})[label] = (edges, share)
+        assert result.case.busy_edges is not None
+        up = result.case.up["completion engines"]
+        groups.setdefault(event, {})[label] = (result.case.busy_edges, up)
         rows.append(row(result, dip(edges, share, begin)))
     note = (
-        f"Share of the requests arriving in {wanted['bin_seconds']:g} s that meet the objectives in "
-        f"the end; dashed: the event at {begin:g} s."
+        f"Above: share of the requests arriving in {wanted['bin_seconds']:g} s that meet the "
+        f"objectives in the end; dashed: the event at {begin:g} s. Below: decode groups that serve, "
+        "those leaving included."
     )
-    return Plot("resilience", "Through an event", note, figure(panels, begin)), rows
+    return Plot("resilience", "Through an event", note, figure(panels, groups, begin)), rows
 
 
 def main(run: harness.Run) -> None:

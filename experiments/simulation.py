@@ -30,7 +30,13 @@ from deepinfer_jax.simulator.source import source
 from deepinfer_jax.simulator.tokens import token_times
 from deepinfer_jax.simulator.traces import Trace
 from deepinfer_jax.simulator.translate import Translation, translate
-from deepinfer_jax.simulator.usage import busy_over_time, engine_rows, up_over_time, usage
+from deepinfer_jax.simulator.usage import (
+    busy_over_time,
+    engine_rows,
+    scaling_rounds,
+    up_over_time,
+    usage,
+)
 from deepinfer_jax.simulator.workload import Workload, workload
 from experiments import harness
 
@@ -77,6 +83,7 @@ class Result:
     trace: str
     facts: list[dict[str, str]]
     engines: list[dict[str, Any]]
+    rounds: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)  # of scaling
 
 
 def load_cases(
@@ -223,6 +230,7 @@ def _result(name: str, one: Prepared, ready: simulate.Prepared) -> Result:
         pathlib.Path(one.trace.source).name,
         _facts(one, case),
         engine_rows(run, cluster),
+        scaling_rounds(run),
     )
 
 

@@ -207,3 +207,20 @@ def up_over_time(run: Trajectory, cluster: ClusterConfig) -> dict[str, np.ndarra
         for mode in Mode
         if np.any(modes == mode)
     }
+
+
+def scaling_rounds(run: Trajectory) -> dict[str, np.ndarray]:
+    """{"prompt": [n, 4], "completion": [n, 4]} of the scaled pools: tick, engines, demand, engines wanted.
+
+    Raises:
+      ValueError: more rounds happened than are recorded.
+    """
+    if run.lives is None or run.lives.scale_log is None:
+        return {}
+    count, log = int(np.asarray(run.lives.scale_rounds)), np.asarray(run.lives.scale_log)
+    if count > len(log):
+        raise ValueError(
+            f"{count} scaling rounds happened where {len(log)} are recorded: use longer rounds"
+        )
+    pools = {"prompt": log[:count, [0, 1, 2, 3]], "completion": log[:count, [0, 4, 5, 6]]}
+    return {name: rows for name, rows in pools.items() if np.any(rows[:, 1] >= 0)}

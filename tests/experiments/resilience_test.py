@@ -29,12 +29,16 @@ def test_a_dip_begins_with_the_event():
     assert resilience.dip(edges, np.ones(6), 15.0) == (1.0, 0.0, 0.0)
 
 
-def test_one_panel_per_event_and_one_line_per_case():
+def test_a_column_per_event_and_one_line_per_case():
     edges = np.arange(0, 40, 10.0)
     lines = {"no spare": (edges, np.ones(3)), "one spare": (edges, np.zeros(3))}
-    made = resilience.figure({"group lost": lines, "group leaves": lines}, 12.0)
-    assert [ax.get_title(loc="left") for ax in made.axes] == ["group lost", "group leaves"]
-    for ax in made.axes:
+    groups = {"no spare": (edges, np.full(3, 4.0)), "one spare": (edges, np.full(3, 5.0))}
+    both = {"group lost": lines, "group leaves": lines}
+    made = resilience.figure(both, dict.fromkeys(both, groups), 12.0)
+    titles = [ax.get_title(loc="left") for ax in made.axes]
+    assert titles == ["group lost", "group leaves", "", ""]
+    for ax, (first, second) in zip(made.axes, [(1, 0), (1, 0), (4, 5), (4, 5)], strict=True):
         drawn = {line.get_label(): line for line in ax.lines}
         assert drawn["no spare"].get_xdata().tolist() == pytest.approx([5, 15, 25])
-        assert drawn["one spare"].get_ydata().tolist() == [0, 0, 0]
+        assert drawn["no spare"].get_ydata().tolist() == [first] * 3
+        assert drawn["one spare"].get_ydata().tolist() == [second] * 3
