@@ -38,7 +38,7 @@ from deepinfer_jax.simulator.usage import (
     usage,
 )
 from deepinfer_jax.simulator.workload import Workload, workload
-from experiments import harness
+from experiments import encoding, harness
 
 OF_THE_EXPERIMENT = (
     "name",
@@ -51,12 +51,13 @@ OF_THE_EXPERIMENT = (
     "capacity",
     "compile",
     "resilience",
+    "encoders",
 )
 NOT_MODELLED = (
     "network jitter",
-    "image encoding",
     "erasure-coded reads (a fetch is one transfer)",
 )
+UNSEEN = "image encoding (this config has no encoders)"
 FIXED = "failures and scaling (this config has none)"
 
 COMPILE = ("quick", "optimised")
@@ -73,6 +74,7 @@ class Prepared:
     slo: metrics.Slo
     warmup_seconds: float
     quick: bool
+    stage: encoding.Stage | None = None  # where images are encoded first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +109,7 @@ def load_cases(
             described = source(wanted)
             traces[repr(wanted)] = described.trace(seed), described.closed_loop
         prepared[name.replace("_", " ")] = _prepared(
-            translate(service(of_service), seed), *traces[repr(wanted)], whole
+            translate(service(of_service), seed), *traces[repr(wanted)], whole, seed
         )
     return prepared
 
@@ -124,8 +126,12 @@ def _workload_values(whole: Mapping[str, Any], trace: str, requests: int) -> dic
     return wanted
 
 
-def _prepared(made: Translation, trace: Trace, closed: bool, whole: Mapping[str, Any]) -> Prepared:
+def _prepared(
+    made: Translation, trace: Trace, closed: bool, whole: Mapping[str, Any], seed: int
+) -> Prepared:
     cluster = made.cluster
+    stage = encoding.stage(trace, whole.get("encoders"), closed, seed)
+    trace = stage.trace if stage else trace
     caching = cluster.cache_scope != "none"
     load = workload(trace, cluster.block_tokens, cluster.reserve, caching, closed_loop=closed)
     names = ("ttft", "tpot", "e2e")
@@ -134,7 +140,7 @@ def _prepared(made: Translation, trace: Trace, closed: bool, whole: Mapping[str,
         choose("slo", name, names)
     slo = metrics.Slo(**{name: value for name, value in wanted.items() if value})
     quick = choose("compile", whole.get("compile", "optimised"), COMPILE) == "quick"
-    return Prepared(made, trace, load, slo, float(whole.get("warmup_seconds", 0.0)), quick)
+    return Prepared(made, trace, load, slo, float(whole.get("warmup_seconds", 0.0)), quick, stage)
 
 
 @contextmanager
@@ -192,6 +198,7 @@ def _compiled(one: Prepared) -> simulate.Prepared:
 
 def _result(name: str, one: Prepared, ready: simulate.Prepared) -> Result:
     run, seconds = ready.run()
+    run = one.stage.as_sent(run) if one.stage else run
     cluster = one.translation.cluster
     t = run.requests
     summary = metrics.summarise(
@@ -211,6 +218,7 @@ def _result(name: str, one: Prepared, ready: simulate.Prepared) -> Result:
     tokens = token_times(run, cluster) if cluster.token_times else None
     if tokens is not None:
         used |= {"itl_seconds": metrics.summary(metrics.itl(*tokens))}
+    used |= one.stage.summary() if one.stage else {}
     used |= {"aiperf": aiperf.summarise(t, one.slo, kept, tokens)}
     modes = np.asarray(cluster.modes)
     busy, edges = busy_over_time(run, cluster)
@@ -255,7 +263,7 @@ def _facts(one: Prepared, case: Case) -> list[dict[str, str]]:
          f"{quantity(s['simulate_seconds'], 's')}"),
         ("simulated requests per second", quantity(s["simulated_requests_per_second"], "/s")),
     ]  # fmt: skip
-    rows += _rows_of_records(s)
+    rows += _rows_of_records(s) + encoding.rows(s)
     if made.kv_from_hbm:
         rows.insert(5, ("KV blocks per rank, from HBM", f"{made.kv_from_hbm:,}"))
     if error:
@@ -352,8 +360,12 @@ def show(results: Sequence[Result], capacity: Sequence[Mapping[str, str]]) -> No
         print("\n" + table(capacity, title="GPUs that the offered load needs"))
 
 
-def _alive(result: Result) -> bool:
-    return "crashes" in result.case.summary
+def _absent(results: Sequence[Result]) -> tuple[str, ...]:
+    """What the simulator knows and no case of this report has."""
+    known = {"crashes": FIXED, "images": UNSEEN}
+    return tuple(
+        text for key, text in known.items() if not any(key in r.case.summary for r in results)
+    )
 
 
 def write_report(
@@ -383,7 +395,7 @@ def write_report(
         [result.case for result in results],
         subtitle=run.config.get("subtitle", ""),
         tables_more=[*first, *tables],
-        not_modelled=NOT_MODELLED + (() if any(_alive(r) for r in results) else (FIXED,)),
+        not_modelled=NOT_MODELLED + _absent(results),
         provenance=run.provenance,
         **more,
     )
