@@ -43,12 +43,16 @@ def meet(coordinator: str, processes: int, process: int) -> None:
 def spawn(module: str, arguments: Sequence[str], processes: int) -> int:
     """Run `python -m module arguments` as processes of this machine; see `run_all`.
 
-    Only the first has the workdir that `arguments` may name.
+    Only the first has the workdir that `arguments` may name, which this process has opened.
     """
     coordinator = f"--coordinator=127.0.0.1:{free_port()}"
     command = [sys.executable, "-m", module, *arguments, coordinator]
-    silent = ["--workdir="]
-    return run_all([[*command, f"--process={i}", *(silent if i else ())] for i in range(processes)])
+    return run_all(
+        [
+            [*command, f"--process={i}", "--workdir=" if i else "--overwrite"]
+            for i in range(processes)
+        ]
+    )
 
 
 def free_port() -> int:

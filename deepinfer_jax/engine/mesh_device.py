@@ -12,33 +12,32 @@ goes to every process, and each must be given the same requests in the same orde
 from __future__ import annotations
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
-from deepinfer_jax.config import EngineConfig, ModelConfig, Role
+from deepinfer_jax.config import EngineConfig, ModelConfig
 from deepinfer_jax.engine import pack
 from deepinfer_jax.engine.answer import Answer, answer_of
 from deepinfer_jax.engine.device import outcome_of
-from deepinfer_jax.engine.device_state import create_state, reach
-from deepinfer_jax.engine.flat import Layout, flatten
+from deepinfer_jax.engine.device_state import reach
+from deepinfer_jax.engine.flat import flatten
 from deepinfer_jax.engine.grammar import EVERYTHING
+from deepinfer_jax.engine.mesh_programs import empty_state, step_programs
 from deepinfer_jax.engine.penalties import history_of
 from deepinfer_jax.engine.picture_rows import PictureRows
 from deepinfer_jax.engine.plan import StepOutcome, StepPlan
 from deepinfer_jax.engine.programs import Programs, illustrated, rehearsals
 from deepinfer_jax.engine.request import Request
 from deepinfer_jax.engine.sampling_params import SamplingLimits, SamplingParams
-from deepinfer_jax.engine.step import Step, StepOutput
+from deepinfer_jax.engine.step import StepOutput
 from deepinfer_jax.model.numerics import RELEASED, Numerics
 from deepinfer_jax.model.placing import on_mesh, partition_specs
-from deepinfer_jax.parallel.mesh import CONTEXT, DIVIDED, RANKS, ranks
+from deepinfer_jax.parallel.mesh import RANKS, ranks
 from deepinfer_jax.rules import require
 
 Plans = Sequence[StepPlan]
@@ -115,56 +114,29 @@ class MeshDevice(Programs):
         self.buckets.check(config)
         self.widths = self.buckets.widths or (config.step_rows,)
         self.params = on_mesh(params, model, mesh, extra_experts)
-        make = functools.partial(
-            create_state,
+        place = NamedSharding(mesh, RANKS)
+        programs = step_programs(
             model,
             config,
+            mesh,
+            partition_specs(self.params, model),
+            alternatives=self.limits.logprobs,
+            numerics=numerics,
+            token_map=token_map,
+            capacity=capacity,
+            compiler_options=compiler_options,
+        )
+        super().__init__(programs, place)
+        empty = empty_state(
+            model,
+            config,
+            mesh,
             rows=self.buckets.rows,
             format=format,
             dtype=params["embed"].dtype,
             window=window,
         )
-        place = NamedSharding(mesh, RANKS)
-        empty = jax.jit(lambda: _stacked([make()] * self.ranks), out_shardings=place)
-        self.state = empty()
-        context = (CONTEXT,) if mesh.shape[CONTEXT] > 1 else ()
-        require(
-            not context or config.role != Role.COMPLETION,
-            f"a context of {mesh.shape[CONTEXT]} devices, but a completion engine reads no prompts "
-            "to divide; give it a context of 1",
-        )
-        parallel = dataclasses.replace(DIVIDED, capacity=capacity, context=context)
-        step = Step(model, config, self.limits.logprobs, numerics, token_map, parallel)
-
-        def prompt(params: Any, state: Any, batch: Any) -> Any:
-            return step.read_prompt(params, state, batch)[0]
-
-        specs = partition_specs(self.params, model)
-
-        def remember(_: Any, state: Any, tenant: Any) -> Any:
-            return step.remember(state, tenant)
-
-        made = functools.partial(
-            jax.jit,
-            static_argnums=0,
-            donate_argnums=2,
-            compiler_options=compiler_options,
-        )
-        fetched = NamedSharding(mesh, PartitionSpec()) if mesh.is_multi_process else place
-        steps = {
-            "prompt": prompt,
-            "decode": step.read_decode,
-            "sample": step.sample,
-            "remember": remember,
-        }
-        programs = {  # out_shardings: equal meshes have many names, each a program of its own
-            name: made(
-                _together(mesh, specs, one),
-                out_shardings=(place, fetched) if name == "sample" else place,
-            )
-            for name, one in steps.items()
-        }
-        super().__init__(programs, place)
+        self.state = jax.jit(empty, out_shardings=place)()
         self._queued = 0.0
 
     # What a loop calls
@@ -270,28 +242,6 @@ def _tenant(request: Request, vocabulary: int) -> tuple[np.int32, np.ndarray]:
     """The batch of `Step.remember`."""
     counts = history_of(request.tokens, request.prompt_length, vocabulary)
     return np.int32(request.slot), counts
-
-
-def _together(mesh: Mesh, specs: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """A rank's step (params, state, batch) as one (layout, params, state, flat) of all ranks.
-
-    State and flat batch have a rank axis.
-    """
-
-    def all_ranks(layout: Layout, params: Any, state: Any, flat: jax.Array) -> Any:
-        def mine(params: Any, state: Any, flat: jax.Array) -> Any:
-            own = jax.tree.map(lambda x: x[0], state)
-            return jax.tree.map(lambda x: x[None], step(params, own, layout.restored(flat[0])))
-
-        return jax.shard_map(
-            mine, mesh=mesh, in_specs=(specs, RANKS, RANKS), out_specs=RANKS, check_vma=False
-        )(params, state, flat)
-
-    return all_ranks
-
-
-def _stacked(trees: list[Any]) -> Any:
-    return jax.tree.map(lambda *xs: jnp.stack(xs), *trees)
 
 
 def _with_pictures(batch: pack.PromptBatch, shown: PictureRows | None) -> pack.PromptBatch:

@@ -133,7 +133,7 @@ def grouped(
     """
     tokens, active = chosen.shape
     experts = params["gate_up"].shape[0]
-    size = _block_size(tokens * active, experts)
+    size = block_size(tokens * active, experts)
     order = jnp.argsort(chosen.reshape(-1), stable=True)
     padded = jnp.pad(order, (0, size))
     sizes = jnp.zeros(experts, jnp.int32).at[chosen.reshape(-1)].add(1, mode="drop")
@@ -187,7 +187,7 @@ def _by_kernels(
     return grouped_matmul(hidden, Weights(params["down"]), sizes, kernels=kernels)
 
 
-def _block_size(pairs: int, experts: int) -> int:
+def block_size(pairs: int, experts: int) -> int:
     """The power of two nearest below an expert's fair share, at most MAX_BLOCK; or a row at a time.
 
     XLA:CPU multiplies few rows hardly faster than MIN_BLOCK; one row runs at the rate of the reads.

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from deepinfer_jax.config import ModelConfig
 from deepinfer_jax.model.declaration import model_parameters
-from deepinfer_jax.model.parameters import partitions
+from deepinfer_jax.model.parameters import abstract, partitions
 from deepinfer_jax.parallel.mesh import RULES, expert_ranks, put
 from deepinfer_jax.policy.experts import initial_placement
 from deepinfer_jax.rules import require
@@ -59,8 +60,30 @@ def on_mesh(params: Params, config: ModelConfig, mesh: Mesh, extra: int = 0) -> 
       params: whole weights, as for one device.
       extra: redundant experts of each layer at least.
     """
-    count = mesh.size
-    spread = with_slots(params, config, expert_ranks(mesh), extra)
+    whole = spread(params, config, mesh, extra)
+    specs = partition_specs(whole, config)
+    return put(whole, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
+
+
+def abstract_on_mesh(
+    config: ModelConfig, mesh: Mesh, extra: int = 0, dtype: DTypeLike = jnp.bfloat16
+) -> Params:
+    """What `on_mesh` would make of weights in a dtype: shapes and shardings, no arrays."""
+    whole = jax.eval_shape(
+        lambda params: spread(params, config, mesh, extra),
+        abstract(model_parameters(config), dtype),
+    )
+    specs = partition_specs(whole, config)
+    return jax.tree.map(
+        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
+        whole,
+        specs,
+    )
+
+
+def spread(params: Params, config: ModelConfig, mesh: Mesh, extra: int = 0) -> Params:
+    """The weights with experts in slots and tables padded, so that a mesh can divide them."""
+    count, slotted = mesh.size, with_slots(params, config, expert_ranks(mesh), extra)
 
     def cut(weights: Params) -> Params:
         if "engram" not in weights:
@@ -69,9 +92,7 @@ def on_mesh(params: Params, config: ModelConfig, mesh: Mesh, extra: int = 0) -> 
         padded = jnp.pad(table, ((0, -table.shape[0] % count), (0, 0)))
         return {**weights, "engram": {**weights["engram"], "table": padded}}
 
-    whole = {**spread, "layers": tuple(cut(w) for w in spread["layers"])}
-    specs = partition_specs(whole, config)
-    return put(whole, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
+    return {**slotted, "layers": tuple(cut(w) for w in slotted["layers"])}
 
 
 def partition_specs(params: Params, config: ModelConfig) -> Params:
