@@ -40,7 +40,6 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
         # So fast that no answer is still under way when its user replies: hours count here.
         "cost": {"kind": "seconds", "prefill_step": 1e-6, "prefill_token": 1e-9,
                  "decode_forms": ((1e-6, 0.0, 0.0),)},
-        "links": {"fetch_bytes_per_second": 1e12},
     }  # fmt: skip
     config.cache = {"scope": "shared", "publish_output": True}
     config.provenance = (
