@@ -23,15 +23,13 @@ from absl import flags
 from deepinfer_jax import metrics
 from deepinfer_jax.policy import registry
 from deepinfer_jax.report.table import table
-from deepinfer_jax.simulator import loop
 from deepinfer_jax.simulator.cluster import ClusterConfig
 from deepinfer_jax.simulator.plain_config import merged
-from deepinfer_jax.simulator.scenario import Scenario, Shape, split
+from deepinfer_jax.simulator.scenario import split
 from deepinfer_jax.simulator.service import service
-from deepinfer_jax.simulator.simulate import compiler_options
 from deepinfer_jax.simulator.source import Synthetic, source
 from deepinfer_jax.simulator.traces import Trace, take
-from deepinfer_jax.simulator.trajectory import Trajectory, trajectory
+from deepinfer_jax.simulator.trajectory import Trajectory
 from deepinfer_jax.simulator.translate import translate
 from deepinfer_jax.simulator.workload import Workload, workload
 from experiments import batch, harness, policy_choice
@@ -154,7 +152,6 @@ def measure(
 
     `quick` compiles fast and runs slowly; the results are equal.
     """
-    options = compiler_options() | (batch.QUICK if quick else {})
     programs: dict[Any, list[tuple[int, Any]]] = {}
     loads: dict[Any, list[Workload]] = {}
     with jax.enable_x64(True):
@@ -169,7 +166,10 @@ def measure(
                 programs.setdefault((shape, key), []).append((a * len(traces) + k, scenario))
         found: dict[int, Any] = {}
         for (shape, key), rows in harness.progress(list(programs.items()), "programs"):
-            values = _run_program(shape, loads[key], rows, metric, options)
+            which = [place % len(traces) for place, _ in rows]
+            values = batch.many(
+                shape, [scenario for _, scenario in rows], loads[key], which, metric, quick=quick
+            )
             for row, (place, _) in enumerate(rows):
                 found[place] = {name: value[row] for name, value in values.items()}
     grid = (len(compared), len(traces))
@@ -177,26 +177,6 @@ def measure(
         name: np.asarray([found[i][name] for i in range(len(found))]).reshape(grid)
         for name in found[0]
     }
-
-
-def _run_program(
-    shape: Shape,
-    loads: Sequence[Workload],
-    rows: Sequence[tuple[int, Scenario]],
-    metric: Any,
-    options: dict[str, bool | str | int],
-) -> dict[str, np.ndarray]:
-    """The metric of every (place, scenario) of one shape; place modulo replicates names the load."""
-    scenarios = jax.tree.map(lambda *x: np.stack(x), *[scenario for _, scenario in rows])
-    every = jax.tree.map(lambda *x: jnp.stack(x), *loads)
-    which = np.asarray([place % len(loads) for place, _ in rows])
-
-    def one(numbers: tuple[Any, Any]) -> Any:
-        load = jax.tree.map(lambda x: x[numbers[1]], every)
-        return metric(trajectory(shape, load, loop.run(shape, numbers[0], load)))
-
-    mapped = jax.jit(lambda x: jax.lax.map(one, x), compiler_options=options)
-    return jax.tree.map(np.asarray, mapped((scenarios, which)))
 
 
 def main(run: harness.Run) -> None:
