@@ -7,8 +7,9 @@ Every device is a rank with requests of its own; all divide the experts and Engr
 rest of the weights is on each. Weights are BF16, for the model computes in no narrower format yet;
 the released formats' bytes stand beside. The TPU compiler (libtpu) says what arguments and
 temporaries take and which collectives run; `cost` and `layout` say it independently. Products are
-counted from the traced program, loops as often as they turn under an even routing. The largest
-batch and context are by proportion from the compiled size.
+counted from the traced program, loops as often as they turn under an even routing. The
+variant `:short` compiles four layers, one of each kind, at full width, and composes the whole
+model's memory from them. The largest batch and context are by proportion from the compiled size.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ GB = 1e9
 def main(run: harness.Run) -> None:
     settings, to = run.parameters, target(TOPOLOGY.value)
     device = planned(settings, to.devices)
+    whole = planned(settings, to.devices, whole=True) if settings["short"] else device
     device.lower()
-    memory, programs = expected(device, settings), []
+    memory, programs = expected(whole, settings), []
     with harness.Progress(len(settings["programs"]), "compiling") as bar:
         for name in settings["programs"]:
-            programs.append(compiled(device, name, to, settings, memory))
+            programs.append(compiled(device, name, to, settings))
+            programs[-1]["whole"] = composed(whole, device, programs[-1], to, settings)
             bar.step(1)
     print_plan(to, memory, programs)
     if run.workdir:
@@ -78,10 +81,10 @@ def declared(tree: Any) -> float:
 
 
 def compiled(
-    device: PlannedDevice, name: str, to: Target, settings: dict[str, Any], memory: dict[str, float]
+    device: PlannedDevice, name: str, to: Target, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """A program's line: memory, products, collectives; or how much it lacks."""
-    began, line = time.perf_counter(), dict[str, Any](program=name)
+    began, line = time.perf_counter(), dict[str, Any](program=name, layers=device.model.num_layers)
     try:
         made = device.lowered[name].compile()
     except Exception as error:  # the compiler's own type; anything else is raised again
@@ -91,23 +94,21 @@ def compiled(
         need, have = (float(used[i]) * {"G": 2**30, "M": 2**20}[used[i + 1]] for i in (1, 3))
         seconds = time.perf_counter() - began
         return {**line, "seconds": seconds, "fits": False, "total": need, "compiler_limit": have}
-    found, cost = made.memory_analysis(), made.cost_analysis()
+    found, cost, memory = made.memory_analysis(), made.cost_analysis(), expected(device, settings)
     kept = found.argument_size_in_bytes
     fresh = found.output_size_in_bytes - found.alias_size_in_bytes
     total = kept + fresh + found.temp_size_in_bytes + found.generated_code_size_in_bytes
     line |= {
         "seconds": time.perf_counter() - began,
         "fits": total <= to.hbm_bytes,
+        "total": total,
         "arguments": kept,
         "arguments_over_expected": kept / (memory["weights"] + memory["caches"]),
         "temporaries": found.temp_size_in_bytes,
         "fresh_outputs": fresh,
         "code": found.generated_code_size_in_bytes,
-        "total": total,
-        **largest(device, settings, to, memory, total - kept),
         "compiler_flops_loops_once": cost.get("flops"),
         "compiler_bytes_loops_once": cost.get("bytes accessed"),
-        "compiler_seconds_loops_once": cost.get("optimal_seconds"),
         "matmul_flops": matmul_flops(device.traced[name].jaxpr, turns(device, name, settings)),
         "collectives": [vars(c) for c in collectives(made.as_text())],
     }
@@ -115,6 +116,36 @@ def compiled(
         model, config = device.model, device.config
         line["matmul_flops_cost"] = analytic.matmul_flops(model, name, config, settings["prompt"])
     return line
+
+
+def composed(
+    whole: PlannedDevice,
+    device: PlannedDevice,
+    line: dict[str, Any],
+    to: Target,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    """The whole model's memory behind a compiled program, and what would fill a device.
+
+    If a short model was compiled, arguments are the whole one's declared bytes, code grows with
+    the layers, and temporaries, of which one layer's live at a time, are the short one's. What is
+    not a weight is taken to grow in proportion to requests and to their tokens.
+    """
+    if "temporaries" not in line:
+        return {}
+    ratio = whole.model.num_layers / device.model.num_layers
+    weights, caches = declared(whole.params), declared(whole.state)
+    more = line["temporaries"] + line["fresh_outputs"]
+    fixed = weights + ratio * line["code"]
+    share = (to.hbm_bytes - fixed) / (caches + more)
+    block = whole.config.cache.block_tokens
+    context = min(settings["context"] * share, whole.model.max_positions)
+    return {
+        "total": fixed + caches + more,
+        "fits": share >= 1,
+        "largest_batch": max(math.floor(settings["batch"] * share), 0),
+        "largest_context": max(math.floor(context / block) * block, 0),
+    }
 
 
 def turns(device: PlannedDevice, name: str, settings: dict[str, Any]) -> Any:
@@ -129,26 +160,6 @@ def expert_blocks(model: ModelConfig, rows: int, devices: int) -> float:
     pairs, local = rows * model.num_active_experts, -(-model.num_experts // devices)
     received = devices * fair_capacity(pairs, devices)
     return math.ceil(pairs / local / block_size(received, local))
-
-
-def largest(
-    device: PlannedDevice,
-    settings: dict[str, Any],
-    to: Target,
-    memory: dict[str, float],
-    more: float,
-) -> dict[str, int]:
-    """Requests of this context, and tokens of this many requests, that would fill a device.
-
-    What is not a weight is taken to grow in proportion to either.
-    """
-    share = (to.hbm_bytes - memory["weights"]) / (memory["caches"] + more)
-    batch, context = math.floor(settings["batch"] * share), settings["context"] * share
-    block = device.config.cache.block_tokens
-    return {
-        "largest_batch": max(batch, 0),
-        "largest_context": max(math.floor(context / block) * block, 0),
-    }
 
 
 def print_plan(to: Target, memory: dict[str, float], programs: list[dict[str, Any]]) -> None:
@@ -179,20 +190,20 @@ def shown(line: dict[str, Any]) -> dict[str, str]:
     """One line of the printed table."""
     common = {
         "program": line["program"],
-        "compiled in": f"{line['seconds']:.0f} s",
-        "fits": "yes" if line["fits"] else "no",
+        "compiled": f"{line['layers']} layers, {line['seconds']:.0f} s",
         "total": f"{line['total'] / GB:.2f} GB",
     }
     if "temporaries" not in line:
-        return common
-    counted, by_cost = line["matmul_flops"], line.get("matmul_flops_cost")
+        return common | {"whole model": "more than there is"}
+    counted, by_cost, whole = line["matmul_flops"], line.get("matmul_flops_cost"), line["whole"]
     return common | {
         "temporaries": f"{line['temporaries'] / GB:.2f} GB",
         "arguments / expected": f"{line['arguments_over_expected']:.3f}",
-        "largest batch": str(line["largest_batch"]),
-        "largest context": str(line["largest_context"]),
         "products": quantity(counted, "FLOP"),
         "/ cost": f"{counted / by_cost:.2f}" if by_cost else "",
+        "whole model": f"{whole['total'] / GB:.1f} GB, {'fits' if whole['fits'] else 'does not fit'}",
+        "largest batch": str(whole["largest_batch"]),
+        "largest context": str(whole["largest_context"]),
     }
 
 

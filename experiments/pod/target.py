@@ -104,12 +104,17 @@ def engine_of(settings: dict[str, Any]) -> tuple[EngineConfig, Buckets]:
     return config, sizes
 
 
-def planned(settings: dict[str, Any], devices: tuple[Any, ...]) -> PlannedDevice:
-    """The engine on all devices: each a rank with its own requests, the experts over all."""
+def planned(
+    settings: dict[str, Any], devices: tuple[Any, ...], whole: bool = False
+) -> PlannedDevice:
+    """The engine on all devices: each a rank with its own requests, the experts over all.
+
+    `whole` is the model with all its layers, whatever the settings say.
+    """
     mesh: Mesh = make_mesh(1, len(devices), devices=devices)
     config, sizes = engine_of(settings)
     return PlannedDevice(
-        model_of(settings),
+        model_of({**settings, "short": settings["short"] and not whole}),
         config,
         mesh,
         buckets=sizes,
