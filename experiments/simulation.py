@@ -53,10 +53,8 @@ OF_THE_EXPERIMENT = (
     "resilience",
     "encoders",
 )
-NOT_MODELLED = (
-    "network jitter",
-    "erasure-coded reads (a fetch is one transfer)",
-)
+NOT_MODELLED = ("network jitter",)
+ONE_TRANSFER = "erasure-coded reads (a fetch is one transfer here)"
 UNSEEN = "image encoding (this config has no encoders)"
 FIXED = "failures and scaling (this config has none)"
 
@@ -279,6 +277,12 @@ def _rows_of_records(s: Mapping[str, Any]) -> list[tuple[str, str]]:
         gaps = s["itl_seconds"]
         text = ", ".join(quantity(gaps[p], "s") for p in ("mean", "p50", "p99"))
         rows.append(("ITL mean, p50, p99", text))
+    if "storage_reads" in s:
+        text = f"{quantity(s['storage_read_seconds'], 's')}, {quantity(s['storage_busy_fraction'], '%')}"
+        rows.append(("read from storage in, nodes busy", text))
+    if "sweeps" in s:
+        text = f"{s['blocks_expired']:,}, {s['blocks_reclaimed']:,}"
+        rows.append(("blocks expired, reclaimed", text))
     if "crashes" in s:
         rows += [
             ("GPU-hours starting, leaving", f"{s['gpu_hours_starting']:,.1f}, "
@@ -362,7 +366,7 @@ def show(results: Sequence[Result], capacity: Sequence[Mapping[str, str]]) -> No
 
 def _absent(results: Sequence[Result]) -> tuple[str, ...]:
     """What the simulator knows and no case of this report has."""
-    known = {"crashes": FIXED, "images": UNSEEN}
+    known = {"crashes": FIXED, "images": UNSEEN, "storage_reads": ONE_TRANSFER}
     return tuple(
         text for key, text in known.items() if not any(key in r.case.summary for r in results)
     )

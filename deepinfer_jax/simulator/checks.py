@@ -15,12 +15,16 @@ from deepinfer_jax.simulator.cluster import (
     FOREVER,
     FRAGMENTS,
     LINKS,
+    NEEDED,
     ClusterConfig,
     Incident,
     Mode,
     Pool,
 )
 from deepinfer_jax.simulator.options import unread
+
+LONGEST_ACCESS = 2**38
+"""Ticks: an access of nine times the mean, times 2**20, must fit into int64."""
 
 LONGEST_STEP_SECONDS = 8
 """A decode step's subs must leave room to add a run of them in int64."""
@@ -48,11 +52,12 @@ NOT_NEGATIVE = (
     "match_ticks write_back_ticks swa_ttl_ticks cache_blocks max_input_tokens fetch_ticks "
     "fetch_femtoseconds_per_byte swa_femtoseconds_per_byte block_bytes swa_bytes step_quota "
     "handoff_ticks handoff_femtoseconds_per_byte live_bytes nextn restart_ticks repair_ticks "
-    "retry_limit storage_nodes storage_repair_ticks start_ticks grace_ticks retention_low_blocks"
+    "retry_limit storage_nodes storage_repair_ticks start_ticks grace_ticks retention_low_blocks "
+    "storage_read_ticks storage_femtoseconds_per_byte"
 )
 AT_LEAST_ONE = (
     "ranks slots block_tokens batch_tokens batch_requests chunk_multiple prompt_interval "
-    "prompt_any_interval tier_round_ticks scale_round_ticks retention_sweep_ticks"
+    "prompt_any_interval tier_round_ticks scale_round_ticks retention_sweep_ticks stripe_blocks"
 )
 
 
@@ -190,6 +195,10 @@ def _incidents(c: ClusterConfig) -> Iterator[str]:
         count, name = counts[Incident(entry[1])]
         if not 0 <= entry[2] < count:
             yield f"incidents holds {entry}: there are {count} {name}, counted from 0"
+    if c.storage_read_ticks > LONGEST_ACCESS:
+        yield f"storage_read_ticks={c.storage_read_ticks}: exceeds {LONGEST_ACCESS}, about five minutes"
+    if not NEEDED <= c.storage_asked <= FRAGMENTS:
+        yield f"storage_asked={c.storage_asked}: a read needs {NEEDED} of {FRAGMENTS} fragments; ask so many"
     if 0 < c.storage_nodes < FRAGMENTS:
         yield f"storage_nodes={c.storage_nodes}: a block has fragments on {FRAGMENTS} nodes; use as many or more"
 

@@ -113,6 +113,11 @@ class ClusterConfig:
     block_bytes: int = 0
     swa_bytes: int = 0
 
+    # Storage reads (section 15)
+    storage_read_ticks: int = 0  # mean access time of a node, exponential
+    storage_femtoseconds_per_byte: int = 0  # of a node's link
+    storage_asked: int = 11  # holders of a stripe that a read asks
+
     # Prefill steps (section 6)
     step_quota: int = FOREVER  # femtoseconds
     batch_tokens: int = FOREVER  # tokens per rank and step; MIXED counts decode rows too
@@ -139,6 +144,7 @@ class ClusterConfig:
     repair_ticks: int = FOREVER  # a failed GPU serves from the next start of its engine after this
     retry_limit: int = 3
     storage_nodes: int = 0  # 0: the shared store does not fail
+    stripe_blocks: int = 1  # blocks that are coded together
     storage_repair_ticks: int = FOREVER
     scale_round_ticks: int = FOREVER
     scale_prompt: Pool | None = None
@@ -182,6 +188,13 @@ class ClusterConfig:
     def retention(self) -> bool:
         """Whether a garbage collector sweeps the caches."""
         return self.retention_sweep_ticks < FOREVER
+
+    @property
+    def storage_reads(self) -> bool:
+        """Whether fetches wait for storage nodes."""
+        takes_time = self.storage_read_ticks + self.storage_femtoseconds_per_byte > 0
+        stored = self.cache_scope == "shared" and self.storage_nodes > 0
+        return stored and self.block_bytes > 0 and takes_time
 
     @property
     def tiers(self) -> int:

@@ -188,9 +188,25 @@ OPTIONS: Mapping[str, Option] = {
         "no GPU fails; add such an incident, or unset it",
     ),
     **_each(
-        "storage_nodes storage_repair_ticks",
+        "storage_nodes stripe_blocks",
+        lambda c: c.cache_scope == "shared" and (_happens(c, Incident.STORAGE) or c.storage_reads),
+        "no node of a shared store fails or takes time; use cache_scope='shared' with such an incident "
+        "or storage_read_ticks, or unset it",
+    ),
+    **_each(
+        "storage_repair_ticks",
         lambda c: c.cache_scope == "shared" and _happens(c, Incident.STORAGE),
         "no node of a shared store goes down; use cache_scope='shared' and such an incident, or unset it",
+    ),
+    **_each(
+        "storage_read_ticks storage_femtoseconds_per_byte",
+        lambda c: _fetched(c) and c.storage_nodes > 0,
+        "no blocks are read from storage nodes; use storage_nodes and block_bytes, or unset it",
+    ),
+    **_each(
+        "storage_asked",
+        lambda c: c.storage_reads,
+        "reads of storage nodes take no time; set storage_read_ticks, or unset it",
     ),
     **_each(
         "scale_prompt",
@@ -214,8 +230,8 @@ OPTIONS: Mapping[str, Option] = {
     ),
     **_each(
         "seed",
-        lambda c: c.nextn > 0 or _policy_reads(c, "draw"),
-        "nothing is drawn; set nextn or use a random policy, or unset it",
+        lambda c: c.nextn > 0 or _policy_reads(c, "draw") or c.storage_reads,
+        "nothing is drawn; set nextn, storage_read_ticks or a random policy, or unset it",
     ),
 }
 

@@ -232,6 +232,8 @@ def _assign(c: Cluster, state: State, tier: Array, engine: Array) -> State:
 def _settle_hit(c: Cluster, state: State, engine: Array, request: Array) -> State:
     """The hit that counts: the engine's own cache, or the shared store's SWA read again."""
     store = cache.cache_of(c.shape, engine)
+    if c.shape.storage_nodes:
+        state = _read_again(c, state, store, request)
     if c.shape.cache_scope == "local":
         state, node = cache.deepest_match(c, state, store, get(c.workload.match_node, request))
         state = _record_hit(state, request, node, *_hit(c, state, store, node))
@@ -250,6 +252,19 @@ def _settle_hit(c: Cluster, state: State, engine: Array, request: Array) -> Stat
         anchored=put(state.anchored, live, request),
     )
     return cache.renew_anchor(c, state, store, node, live)
+
+
+def _read_again(c: Cluster, state: State, store: Array, request: Array) -> State:
+    """What was matched, up to what storage nodes can still give; the rest is unpinned."""
+    node, blocks = get(state.hit_node, request), get(state.hit_blocks, request)
+    state, deepest, left = storage.readable_prefix(c, state, node, blocks)
+
+    def shorten(state: State) -> State:
+        tokens = _usable(c, state, store, deepest, left)
+        state = cache.pin(c, state, node, -1)
+        return cache.pin(c, _record_hit(state, request, deepest, left, tokens), deepest, 1)
+
+    return when(left < blocks, shorten, state, c.zero)
 
 
 def _fetch(c: Cluster, state: State, engine: Array, request: Array) -> State:
@@ -277,6 +292,9 @@ def _fetch(c: Cluster, state: State, engine: Array, request: Array) -> State:
         state = state.replace(
             fetch_free=put(state.fetch_free, jnp.where(moves, free, kept), engine)
         )
+    if c.shape.storage_reads:
+        state, read = storage.read(c, state, request)
+        free = jnp.maximum(free, read)
     end = free + c.scenario.fetch_ticks
     # A fetch that takes no time ends before the next placement either way.
     return schedule(c, state, jnp.where(moves, end, state.now), request, FETCH)

@@ -61,6 +61,7 @@ class Shape:
     crashes: bool
     departures: bool
     storage_nodes: int
+    storage_reads: bool
     scale_prompt: bool
     scale_decode: bool
 
@@ -149,6 +150,10 @@ class Scenario:
     prompt_interval: Any
     prompt_any_interval: Any
     prompt_usage_limit: Any  # [2] numerator, denominator
+    stripe_blocks: Any
+    storage_read_ticks: Any
+    storage_rate: Any
+    storage_asked: Any
     seed: Any
     policy: PolicyParameters
     bin_ticks: Any
@@ -174,6 +179,8 @@ TIMES = frozenset(
         "restart_ticks",
         "repair_ticks",
         "storage_repair_ticks",
+        "storage_read_ticks",
+        "storage_rate",
         "scale_round_ticks",
         "start_ticks",
         "grace_ticks",
@@ -242,7 +249,8 @@ def _shape(cluster: ClusterConfig, workload: Workload, exact: bool) -> Shape:
         swa_anchors=cluster.swa_anchors,
         kv_limited=cluster.kv_blocks is not None,
         fetches=shared
-        and cluster.fetch_ticks
+        and cluster.storage_reads
+        + cluster.fetch_ticks
         + cluster.fetch_femtoseconds_per_byte * cluster.block_bytes
         + cluster.swa_femtoseconds_per_byte * cluster.swa_bytes
         > 0,
@@ -270,6 +278,7 @@ def _shape(cluster: ClusterConfig, workload: Workload, exact: bool) -> Shape:
         crashes=cluster.crashes,
         departures=cluster.departures,
         storage_nodes=cluster.storage_nodes,
+        storage_reads=cluster.storage_reads,
         scale_prompt=cluster.scale_prompt is not None,
         scale_decode=cluster.scale_decode is not None,
     )
@@ -328,6 +337,7 @@ def _numbers(
         fetch_rate=cluster.fetch_femtoseconds_per_byte,
         swa_rate=cluster.swa_femtoseconds_per_byte,
         handoff_rate=cluster.handoff_femtoseconds_per_byte,
+        storage_rate=cluster.storage_femtoseconds_per_byte,
         tier_engines=_initial_tiers(cluster),
         survival=survival_thresholds(cluster.acceptance[: cluster.nextn]),
         policy=dataclasses.replace(

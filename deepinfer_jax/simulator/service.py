@@ -129,6 +129,16 @@ class Links:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Storage:
+    """How the nodes of `failures.storage_nodes` serve reads of a shared cache (`SEMANTICS.md` section 15)."""
+
+    read_seconds: float = 0.0  # mean access time of a node, exponential
+    bytes_per_second: float = INF  # of a node's link
+    asked: int = 11  # holders of a stripe that a read asks; it ends at the tenth reply
+    stripe_blocks: int = 1  # blocks that are coded together
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Prefill:
     """What a prompt step takes, per rank."""
 
@@ -237,6 +247,7 @@ class ServiceConfig:
     memory: Memory = Memory()
     cache: Cache = Cache()
     links: Links = Links()
+    storage: Storage = Storage()
     prefill: Prefill = Prefill()
     tiers: Tiers = Tiers()
     decode: Decode = Decode()

@@ -159,6 +159,16 @@ class State:
     stay_log: Any = None  # [4 Q + 1024, 6] see `decode.log_stay`
     stays: Any = None
 
+    # Storage nodes (`SEMANTICS.md` 11, 15); None without them
+    node_up_at: Any = None  # [storage nodes]
+    unreadable_blocks: Any = None
+    unreadable_matches: Any = None
+    node_free: Any = None  # [storage nodes]
+    node_busy: Any = None  # [storage nodes] ticks
+    storage_bytes: Any = None
+    storage_reads: Any = None
+    storage_ticks: Any = None  # from placement to the end of the reads, summed
+
     # Retention (`SEMANTICS.md` 13); None without it
     last_use: Any = None  # [C, N]
     expiry: Any = None  # [C, N]
@@ -191,9 +201,6 @@ class State:
     next_incident: Any = None
     blocks_lost: Any = None
     forwards: Any = None  # requests that a departing engine forwarded
-    node_up_at: Any = None  # [storage nodes]
-    unreadable_blocks: Any = None
-    unreadable_matches: Any = None
     next_scale: Any = None
     scale_demand: Any = None  # prompt tokens
     waiting_tokens: Any = None  # prompt tokens q in the tiers' FIFOs
@@ -318,6 +325,7 @@ def initial_state(shape: Shape, scenario: Scenario, after: Dependencies | None =
         heap_code=ints(heap, dtype=jnp.int64),
         heap_size=ints(),
         **_token_records(shape),
+        **_storage(shape),
         **_retention(shape, scenario),
         **_dynamics(shape, scenario),
     )
@@ -333,6 +341,27 @@ def _token_records(shape: Shape) -> dict[str, Any]:
         "stay_log": jnp.zeros((4 * shape.requests + 1024, 6), jnp.int64),
         "stays": jnp.int32(0),
     }
+
+
+def _storage(shape: Shape) -> dict[str, Any]:
+    """All nodes are up and free."""
+    if not (shape.storage_nodes or shape.dynamics):
+        return {}
+    time = jnp.int64 if shape.exact else jnp.float64
+    fields = {
+        "node_up_at": jnp.zeros(shape.storage_nodes, time),
+        "unreadable_blocks": jnp.int64(0),
+        "unreadable_matches": jnp.int64(0),
+    }
+    if shape.storage_reads:
+        fields |= {
+            "node_free": jnp.zeros(shape.storage_nodes, time),
+            "node_busy": jnp.zeros(shape.storage_nodes, time),
+            "storage_bytes": jnp.int64(0),
+            "storage_reads": jnp.int64(0),
+            "storage_ticks": jnp.zeros((), time),
+        }
+    return fields
 
 
 def _retention(shape: Shape, scenario: Scenario) -> dict[str, Any]:
@@ -381,9 +410,6 @@ def _dynamics(shape: Shape, scenario: Scenario) -> dict[str, Any]:
         "next_incident": jnp.int32(0),
         "blocks_lost": jnp.int64(0),
         "forwards": jnp.int64(0),
-        "node_up_at": jnp.zeros(shape.storage_nodes, time),
-        "unreadable_blocks": jnp.int64(0),
-        "unreadable_matches": jnp.int64(0),
     }
     if shape.scaling:
         fields |= {

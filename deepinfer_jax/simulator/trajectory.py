@@ -63,6 +63,7 @@ class Trajectory:
     blocks_present: Array
     lives: Lives | None = None  # of a cluster with dynamics
     swept: Swept | None = None  # of a cluster with retention
+    stored: Stored | None = None  # of a cluster whose fetches wait for storage nodes
     records: TokenRecords | None = None  # where `token_times` is on
     left: Array  # [6] what should be zero: quota, slots, reserved, in prefill, pins, heap
 
@@ -94,6 +95,23 @@ class Swept:
     expired: Array  # blocks
     reclaimed: Array  # blocks deleted for the watermark
     held_at_sweeps: Array  # blocks of all caches after a sweep, summed over sweeps
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """What reads from storage nodes took (`SEMANTICS.md` 15)."""
+
+    reads: Array
+    bytes: Array  # of all fragments asked
+    read_ticks: Array  # from placement to the end of the reads, summed
+    node_busy: Array  # [storage nodes] ticks
+
+
+def _stored(shape: Shape, state: State) -> Stored | None:
+    if not shape.storage_reads:
+        return None
+    return Stored(state.storage_reads, state.storage_bytes, state.storage_ticks, state.node_busy)
 
 
 def _swept(shape: Shape, state: State) -> Swept | None:
@@ -178,6 +196,7 @@ def trajectory(shape: Shape, workload: Workload, state: State) -> Trajectory:
         blocks_present=jnp.sum(state.used),
         lives=_lives(shape, state),
         swept=_swept(shape, state),
+        stored=_stored(shape, state),
         records=records,
         left=jnp.stack([jnp.asarray(x, jnp.float64) for x in left]),
     )

@@ -226,9 +226,24 @@ def _cluster(
         **speeds,
         **sizes,
         **_retention(service, _cache_blocks(service, sizes["block_bytes"])),
+        **_storage(service),
         **_failures(service, seed),
         **_scaling(service),
     )
+
+
+def _storage(service: ServiceConfig) -> dict[str, Any]:
+    s = service.storage
+    if not s.bytes_per_second > 0:
+        raise ValueError(
+            f"storage.bytes_per_second={s.bytes_per_second}: must be positive; inf makes links free"
+        )
+    return {
+        "storage_read_ticks": _ticks("storage.read_seconds", s.read_seconds),
+        "storage_femtoseconds_per_byte": round(FEMTOSECONDS_PER_SECOND / s.bytes_per_second),
+        "storage_asked": s.asked,
+        "stripe_blocks": s.stripe_blocks,
+    }
 
 
 def _retention(service: ServiceConfig, capacity: int) -> dict[str, Any]:

@@ -118,6 +118,10 @@ SETTINGS: Mapping[str, str | Rule] = {
     "links.fetch_order": "fetch_link",
     "links.handoff_seconds": "handoff_ticks",
     "links.handoff_order": "handoff_link",
+    "storage.read_seconds": "storage_read_ticks",
+    "storage.bytes_per_second": "storage_femtoseconds_per_byte",
+    "storage.asked": "storage_asked",
+    "storage.stripe_blocks": "stripe_blocks",
     "prefill.max_input_tokens": "max_input_tokens",
     "prefill.step_quota_seconds": "step_quota",
     "prefill.batch_tokens": "batch_tokens",
@@ -149,7 +153,8 @@ SETTINGS: Mapping[str, str | Rule] = {
         _failing("gpu"), "no GPU fails: add a rate or an event, or unset it"
     ),
     "failures.storage_nodes": Rule(
-        _failing("storage"), "no storage node fails: add a rate or an event, or unset it"
+        lambda s, c: _failing("storage")(s, c) or c.storage_reads,
+        "no storage node fails or takes time: add a rate, an event or storage.read_seconds, or unset it",
     ),
     "failures.storage_repair_seconds": Rule(
         _failing("storage"), "no storage node fails: add a rate or an event, or unset it"

@@ -66,10 +66,27 @@ def swept(run: Trajectory) -> dict[str, Any]:
     }
 
 
+def stored(run: Trajectory) -> dict[str, Any]:
+    """Keys of a run whose fetches wait for storage nodes; none otherwise.
+
+    storage_reads; storage_read_seconds: mean from placement to the last stripe's tenth fragment;
+    storage_bytes: of all fragments asked; storage_busy_fraction: of all nodes' time.
+    """
+    if run.stored is None:
+        return {}
+    reads, span = int(run.stored.reads), max(int(run.end), 1)
+    return {
+        "storage_reads": reads,
+        "storage_read_seconds": float(run.stored.read_ticks) / max(reads, 1) / TICKS_PER_SECOND,
+        "storage_bytes": int(run.stored.bytes),
+        "storage_busy_fraction": float(np.mean(run.stored.node_busy) / span),
+    }
+
+
 def usage(run: Trajectory, cluster: ClusterConfig, gpus: int) -> dict[str, Any]:
     """Keys that summary.json holds besides `metrics.summarise`; the span is time zero to the end.
 
-    `lives` and `swept` add to them. Shares are of the time in which engines serve.
+    `lives`, `swept` and `stored` add to them. Shares are of the time in which engines serve.
 
     simulated_seconds; gpus, gpu_hours; busy_fraction: time in any step over all engines;
     prefill_busy_fraction: prompt and mixed steps over the engines that take prompts;
@@ -101,6 +118,7 @@ def usage(run: Trajectory, cluster: ClusterConfig, gpus: int) -> dict[str, Any]:
         "blocks_evicted": int(run.blocks_evicted),
         **lives(run, cluster, gpus),
         **swept(run),
+        **stored(run),
     }
 
 

@@ -101,7 +101,7 @@ RULES = [
     ({"incidents": ((5, Incident.GPU, 0), (4, Incident.GPU, 0))}, "[5, 4]", "ascend", ""),
     ({"incidents": ((5, 9, 0),)}, "(5, 9, 0)", "incidents holds", "use GPU"),
     ({"incidents": ((5, Incident.HOST, 2),)}, "2)", "there are 2 engines", "from 0"),
-    ({"storage_nodes": 13}, "storage_nodes=13", "no node of a shared store", "'shared' and"),
+    ({"storage_nodes": 13}, "storage_nodes=13", "no node of a shared store", "'shared' with"),
     (
         {"storage_nodes": 11, "cache_scope": "shared"},
         "storage_nodes=11",
@@ -111,7 +111,7 @@ RULES = [
     (
         {"storage_nodes": 13, "cache_scope": "shared"},
         "storage_nodes=13",
-        "no node of a shared store goes down",
+        "no node of a shared store fails",
         "unset",
     ),
     ({"policy": {"token_beta": 5}}, "policy['token_beta']", "neither", "unset it"),

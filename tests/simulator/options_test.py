@@ -19,7 +19,7 @@ from deepinfer_jax.simulator.checks import check_cluster
 from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Incident, Mode, Pool
 from deepinfer_jax.simulator.options import OPTIONS, default, only_read
 from deepinfer_jax.simulator.service import COSTS, ServiceConfig
-from tests.simulator import retention_test
+from tests.simulator import retention_test, storage_test
 from tests.simulator.oracle import generate, hand, service, troubles
 from tests.simulator.reuse import Reusable
 
@@ -64,6 +64,7 @@ OTHER = {
     "prompt_usage_limit": ((0, 1), (1, 3)),
     "incidents": ((), ((40, Incident.HOST, 0),)),
     "storage_nodes": (15, 16),
+    "storage_asked": (10, 12),
     "retention_ttl_ticks": ((5, 5, 5), (300, 300, 300)),
     "retention_low_blocks": (0, lambda c: c.retention_high_blocks),
     "retention_precedence": ("pressure_first", "class_first"),
@@ -129,6 +130,7 @@ def clusters(seeds):
     yield stored()
     for seed in range(3):
         yield retention_test.case("shared", seed)
+        yield storage_test.case("steady", seed)
     for seed in seeds:
         yield generate.case(seed)
         for topology in troubles.TOPOLOGIES if seed % 7 == 0 else ():

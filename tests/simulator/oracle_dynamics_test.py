@@ -138,7 +138,10 @@ def test_a_block_outlives_any_two_nodes_and_few_outlive_three(nodes: int) -> Non
     assert share == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / len(blocks)))
 
     with jax.enable_x64(True):
-        cluster = types.SimpleNamespace(shape=types.SimpleNamespace(storage_nodes=nodes))
+        cluster = types.SimpleNamespace(
+            shape=types.SimpleNamespace(storage_nodes=nodes),
+            scenario=types.SimpleNamespace(stripe_blocks=jnp.int64(1)),
+        )
         up_at = jnp.zeros(nodes, jnp.int64).at[jnp.asarray([0, 4, 9])].set(10)
         state = types.SimpleNamespace(node_up_at=up_at, now=jnp.int64(5))
         ours = jax.jit(

@@ -62,6 +62,14 @@ def test_retention_in_seconds_and_shares_of_the_capacity():
     assert (c.retention_high_blocks, c.retention_low_blocks) == (900, 800)
 
 
+def test_storage_nodes_in_seconds_and_bytes_per_second():
+    storage = {"read_seconds": 2e-3, "bytes_per_second": 2e9, "asked": 12, "stripe_blocks": 8}
+    c = cluster(SPLIT, cache={"scope": "shared"}, storage=storage, failures={"storage_nodes": 20})
+    assert c.storage_nodes == 20 and c.storage_reads
+    assert (c.storage_read_ticks, c.storage_femtoseconds_per_byte) == (2_000_000, 500_000)
+    assert (c.storage_asked, c.stripe_blocks) == (12, 8)
+
+
 def test_bytes_are_the_released_layouts_and_links_are_those_of_all_ranks():
     c = cluster(SPLIT, cache={"scope": "shared", "swa": True, "capacity_gib": 1.0})
     assert (c.block_bytes, c.swa_bytes, c.live_bytes) == (113_920, 1_415_040, 3_128_928)

@@ -201,6 +201,8 @@ def place(world: World, request: Request, engine: Engine) -> None:
         request.block_hit, request.hit, deepest = hit(world, cache, request)
         retention.use(world, cache, deepest, request)
         cache.touch(deepest)
+    if cache is not None and cluster.storage_nodes and cluster.cache_scope == "shared":
+        read_again(world, cache, request)
     anchor = None
     if cache is not None and cluster.swa and request.hit == request.block_hit > 0:
         anchor = cache.live_anchor(request.match_node, request.block_hit // block, world.now)
@@ -220,6 +222,20 @@ def place(world: World, request: Request, engine: Engine) -> None:
     fetch(world, request, engine, swa_bytes=cluster.swa_bytes if far else 0)
 
 
+def read_again(world: World, cache: Cache, request: Request) -> None:
+    """What was matched may be longer than what can be read now."""
+    block = world.cluster.block_tokens
+    matched = request.block_hit // block
+    blocks, deepest = storage.readable(world, request, matched, request.pinned)
+    if blocks == matched:
+        return
+    cache.unpin(request.pinned)
+    cache.pin(deepest)
+    request.pinned, request.block_hit, request.hit = deepest, block * blocks, block * blocks
+    if world.cluster.swa and not cache.live_anchor(request.match_node, blocks, world.now):
+        request.hit = max(0, request.block_hit - block)
+
+
 def fetch(world: World, request: Request, engine: Engine, swa_bytes: int) -> None:
     """Blocks from the shared store and a remote sliding-window state over the engine's link."""
     cluster = world.cluster
@@ -236,10 +252,12 @@ def fetch(world: World, request: Request, engine: Engine, swa_bytes: int) -> Non
     )
     end = world.now
     if block_bytes + swa_bytes > 0:
-        end = world.now + busy + cluster.fetch_ticks
+        end = world.now + busy
         if cluster.fetch_link == "fifo":
-            engine.fetch_free = max(world.now, engine.fetch_free) + busy
-            end = engine.fetch_free + cluster.fetch_ticks
+            end = engine.fetch_free = max(world.now, engine.fetch_free) + busy
+        if cluster.storage_reads:
+            end = max(end, storage.read(world, request))
+        end += cluster.fetch_ticks
     if end == world.now:
         fetched(world, request)
     else:

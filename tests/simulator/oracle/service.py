@@ -73,6 +73,10 @@ class Result:
     unreadable_blocks: int
     unreadable_matches: int
     scalings: list[tuple[int, ...]]
+    storage_reads: int
+    storage_bytes: int
+    storage_ticks: int
+    nodes_busy: list[int]
     sweeps: int
     expired: int
     reclaimed: int
@@ -244,6 +248,10 @@ def result(world: World) -> Result:
         unreadable_blocks=world.counters["unreadable"],
         unreadable_matches=world.counters["cut"],
         scalings=world.scalings,
+        storage_reads=world.storage_reads,
+        storage_bytes=world.storage_bytes,
+        storage_ticks=world.storage_ticks,
+        nodes_busy=world.nodes_busy if world.cluster.storage_reads else [],
         sweeps=world.sweeps,
         expired=world.counters["expired"],
         reclaimed=world.counters["reclaimed"],

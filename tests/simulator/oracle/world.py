@@ -180,6 +180,9 @@ class World:
         self.orphans: deque[Request] = deque()
         self.demand_tokens = 0
         self.nodes_up_at = [0] * cluster.storage_nodes
+        self.nodes_free = [0] * cluster.storage_nodes
+        self.nodes_busy = [0] * cluster.storage_nodes
+        self.storage_bytes = self.storage_reads = self.storage_ticks = 0
         self.counters = dict.fromkeys(COUNTERS, 0)
         self.sweeps = self.held_at_sweeps = 0
         self.scalings: list[tuple[int, ...]] = []
