@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pallas_kernels.grouped_matmul import shapes as grouped_matmul
+from pallas_kernels.sparse_attention import shapes as sparse_attention
 from pallas_kernels.window_attention import shapes as window_attention
 
 
@@ -28,6 +29,10 @@ class Named(Protocol):
         """How often a usual call runs each of the kernel's tiles, in the kernel's order."""
         ...
 
+    def copied_bytes(self) -> int:
+        """What the kernel itself copies from HBM in a usual call, its pipeline apart."""
+        ...
+
     def operations(self) -> int:
         """Floating-point operations of a usual call."""
         ...
@@ -40,6 +45,7 @@ class Named(Protocol):
 SHAPES: dict[str, dict[str, Named]] = {
     "window_attention": dict(window_attention.SHAPES),
     "grouped_matmul": dict(grouped_matmul.SHAPES),
+    "sparse_attention": dict(sparse_attention.SHAPES),
 }
 
 

@@ -67,7 +67,7 @@ def record(
     beside = sum(schedule.beside for schedule in schedules) * moved.steps
     bundles = (sum(work) + beside) / target.cores
     main = tiles[work.index(max(work))]
-    hbm = moved.read + moved.written + around.hbm_bytes
+    hbm = moved.read + moved.written + shape.copied_bytes() + around.hbm_bytes
     arithmetic = shape.operations() / (hardware.bf16_flops * target.share)
     times = {
         "schedule": bundles / clock(generation),

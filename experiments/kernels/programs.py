@@ -19,7 +19,7 @@ _KERNEL = 'custom_call_target="tpu_custom_call"'
 class Cost(NamedTuple):
     """Of a program without its kernels."""
 
-    cycles: int  # the compiler's estimate, loops times their iterations
+    cycles: int  # the compiler's estimate, loops times their iterations; gathers have none
     hbm_bytes: int  # loop bodies once: what a loop slices, it slices from an array counted whole
 
 

@@ -65,6 +65,10 @@ class Shape(NamedTuple):
         """Outputs of a call."""
         return self.outputs // 2 if self.gate else self.outputs
 
+    def copied_bytes(self) -> int:
+        """Nothing: all operands are pipelined."""
+        return 0
+
     def operations(self) -> int:
         """Multiplications and additions of the products."""
         return 2 * self.rows * self.outputs * self.inputs

@@ -49,6 +49,10 @@ class Shape(NamedTuple):
         """Of the kernel's one tile: each grid step."""
         return (self.sequences * -(-self.rows // query_block(self.rows, self.window, self.heads)),)
 
+    def copied_bytes(self) -> int:
+        """Nothing: all operands are pipelined."""
+        return 0
+
     def operations(self) -> int:
         """Multiplications and additions of the two products."""
         return 4 * self.sequences * self.rows * self.heads * self.window * self.width

@@ -1,0 +1,1 @@
+"""Attention over selected FP4 rows of paged global memory."""
