@@ -21,6 +21,7 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     config.context = 512 if arg == "smoke" else 32768  # tokens of each, prompt and answer
     config.prompt = 64 if arg == "smoke" else 1024  # tokens of a prompt's chunk
     config.drafts = 5
+    config.ragged = False  # experts' rows by a ragged all-to-all, without padding
     config.extra_experts = 0  # copies of experts, at least, in each layer
     config.format = "bytes"  # of the memory: "bytes" as in service, or "values"
     config.programs = ("decode",) if arg == "smoke" else ("decode", "prompt", "sample")

@@ -76,7 +76,8 @@ class LLM:
           grammar_timeout: seconds that a grammar may take to compile.
           record: gets each committed step.
           device: keywords of each `device.Device`: buckets, limits, format, numerics, token_map,
-            compiler_options; or of `mesh_device.MeshDevice`: extra_experts, window, capacity too.
+            compiler_options; or of `mesh_device.MeshDevice`: extra_experts, window, capacity,
+            ragged too.
 
         Raises:
           ValueError: a configuration does not fit the model, or roles that cannot generate.

@@ -90,6 +90,7 @@ class MeshDevice(Programs):
         extra_experts: int = 0,
         window: int = 0,
         capacity: int = 0,
+        ragged: bool = False,
         compiler_options: dict[str, Any] | None = None,
     ) -> None:
         """Memory of the configured size on each rank, in the dtype of `params`.
@@ -98,7 +99,7 @@ class MeshDevice(Programs):
           mesh: of `parallel.mesh.make_mesh`.
           extra_experts: copies of experts, at least, in each layer.
           window: decode steps whose routing is counted, for `Balancer`.
-          capacity: see `parallel.mesh.Parallel`.
+          capacity, ragged: see `parallel.mesh.Parallel`.
           compiler_options: XLA's, as of `jax.jit`.
 
         Raises:
@@ -124,6 +125,7 @@ class MeshDevice(Programs):
             numerics=numerics,
             token_map=token_map,
             capacity=capacity,
+            ragged=ragged,
             compiler_options=compiler_options,
         )
         super().__init__(programs, place)

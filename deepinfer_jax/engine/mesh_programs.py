@@ -35,6 +35,7 @@ def step_programs(
     numerics: Numerics = RELEASED,
     token_map: Any = None,
     capacity: int = 0,
+    ragged: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Jitted (layout, params, state, flat) by name: prompt, decode, sample, remember.
@@ -42,7 +43,7 @@ def step_programs(
     Args:
       specs: `PartitionSpec` of every weight.
       alternatives: log-probabilities reported per token.
-      capacity: see `parallel.mesh.Parallel`.
+      capacity, ragged: see `parallel.mesh.Parallel`.
       options: of `jax.jit`.
 
     Raises:
@@ -54,7 +55,7 @@ def step_programs(
         f"a context of {mesh.shape[CONTEXT]} devices, but a completion engine reads no prompts "
         "to divide; give it a context of 1",
     )
-    parallel = dataclasses.replace(DIVIDED, capacity=capacity, context=context)
+    parallel = dataclasses.replace(DIVIDED, capacity=capacity, ragged=ragged, context=context)
     step = Step(model, config, alternatives, numerics, token_map, parallel)
 
     def prompt(params: Tree, state: Tree, batch: Tree) -> Tree:

@@ -43,6 +43,7 @@ class PlannedDevice(MeshDevice):
         extra_experts: int = 0,
         window: int = 0,
         capacity: int = 0,
+        ragged: bool = False,
     ) -> None:
         """As of `MeshDevice`; `mesh` may be of the devices of a compiler's topology."""
         self.model, self.config, self.mesh = model, config, mesh
@@ -60,6 +61,7 @@ class PlannedDevice(MeshDevice):
             alternatives=self.limits.logprobs,
             token_map=token_map,
             capacity=capacity,
+            ragged=ragged,
             keep_unused=True,
         )
         shapes = jax.eval_shape(

@@ -110,6 +110,7 @@ def _elsewhere(
         axes=parallel.experts,
         local_slots=local,
         capacity=parallel.capacity,
+        ragged=parallel.ragged,
     )
     return made.reshape(*chosen.shape, -1).sum(1)
 

@@ -4,23 +4,23 @@ For use under `jax.shard_map`. Each (token, expert) pair is a row of its own. Ro
 expert slot; a round carries up to C of them from each rank to each other one, and rounds go on until
 all ranks have sent everything. So nothing is dropped, whatever the routing, and a balanced one takes
 a single round. A token's rows are summed where they came from, in the order of its choice, so
-that where its experts lie changes no bit of the sum.
+that where its experts lie changes no bit of the sum. Where XLA has a ragged all-to-all, `ragged`
+does the same without padding between ranks, if asked.
 
 R ranks, N pairs of a rank, D hidden size, L slots of a rank.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-Compute = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""(rows [M, D], local slot int32 [M], L for nobody, weight float32 [M]) -> float32 [M, D]."""
-
-HEADROOM = 1.5  # a round carries this many times the fair share
+from deepinfer_jax.parallel.ragged import HEADROOM, Compute, ragged_exchange
 
 
 def fair_capacity(pairs: int, ranks: int) -> int:
@@ -37,6 +37,7 @@ def exchange(
     axes: tuple[str, ...],
     local_slots: int,
     capacity: int = 0,
+    ragged: bool = False,
 ) -> jax.Array:
     """float32 [N, D]: `compute` of each row on the rank of its slot; zero for slots of nobody.
 
@@ -48,7 +49,26 @@ def exchange(
       axes: mesh axes of the ranks.
       local_slots: L.
       capacity: C, or 0 for `fair_capacity`.
+      ragged: by `ragged.ragged_exchange`, but on CPUs, which have no such collective.
     """
+    common: dict[str, Any] = {"compute": compute, "axes": axes, "local_slots": local_slots}
+    fixed: Callable[..., jax.Array] = functools.partial(_fixed, capacity=capacity, **common)
+    if not ragged:
+        return fixed(rows, slots, weight)
+    exact = functools.partial(ragged_exchange, **common)
+    return jax.lax.platform_dependent(rows, slots, weight, cpu=fixed, default=exact)
+
+
+def _fixed(
+    rows: jax.Array,
+    slots: jax.Array,
+    weight: jax.Array,
+    *,
+    compute: Compute,
+    axes: tuple[str, ...],
+    local_slots: int,
+    capacity: int,
+) -> jax.Array:
     ranks, pairs = jax.lax.axis_size(axes), rows.shape[0]
     limit = capacity or fair_capacity(pairs, ranks)
     rank = jnp.minimum(slots // local_slots, ranks)

@@ -43,6 +43,7 @@ class Parallel:
     engram: tuple[str, ...] = ()
     context: tuple[str, ...] = ()
     capacity: int = 0  # rows one rank sends another at a time; 0: `exchange.fair_capacity`
+    ragged: bool = False  # rows travel as many as there are, where the platform can
 
 
 ALONE = Parallel()

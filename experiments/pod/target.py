@@ -120,4 +120,5 @@ def planned(
         buckets=sizes,
         format=settings["format"],
         extra_experts=settings["extra_experts"],
+        ragged=settings["ragged"],
     )
