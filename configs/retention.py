@@ -1,4 +1,4 @@
-"""A week of chats and agents under two retentions: what 3 days instead of 7 cost, and in which unit.
+"""Three weeks of chats and agents under two retentions: what 3 days instead of 7 cost, and in which unit.
 
     python -m experiments.retention --config=configs/retention.py --workdir=runs/retention
 
