@@ -33,7 +33,7 @@ def scenarios():
         first,
         dataclasses.replace(first, cost=slower, match_ticks=40),
         dataclasses.replace(first, batch_requests=1, chunk_multiple=16, max_input_tokens=350),
-        dataclasses.replace(first, tier_quota=(1,), seed=9, step_quota=10**7, modes=(Mode.MIXED,)),
+        dataclasses.replace(first, tier_quota=(1,), step_quota=10**7, modes=(Mode.MIXED,)),
     ]
     return clusters, [load(seed) for seed in (1, 2, 3, 1)]
 
