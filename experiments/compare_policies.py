@@ -31,9 +31,10 @@ from deepinfer_jax.simulator.source import Synthetic, source
 from deepinfer_jax.simulator.traces import Trace, take
 from deepinfer_jax.simulator.trajectory import Trajectory
 from deepinfer_jax.simulator.translate import translate
-from deepinfer_jax.simulator.workload import Workload, workload
+from deepinfer_jax.simulator.workload import Workload, with_nodes, workload
 from experiments import batch, harness, policy_choice
 from experiments.policy_findings import Findings
+from experiments.simulation import workload_values
 
 TRACE = flags.DEFINE_string("trace", "", "A trace file to use instead of the config's.")
 SECTIONS = ("model", "hardware", "engines", "cost", "memory", "cache", "links", "prefill", "tiers",
@@ -107,18 +108,7 @@ def loads_of(cluster: ClusterConfig, traces: Sequence[Trace]) -> list[Workload]:
     """Every replicate for this cluster's blocks, with equally many trie nodes: one program takes all."""
     caching = cluster.cache_scope != "none"
     made = [workload(t, cluster.block_tokens, cluster.reserve, caching) for t in traces]
-    return [padded(load, max(other.nodes for other in made)) for load in made]
-
-
-def padded(load: Workload, nodes: int) -> Workload:
-    """`load` with empty trie nodes at the end that no request refers to."""
-    more = (0, nodes - load.nodes)
-    return dataclasses.replace(
-        load,
-        node_parent=np.pad(load.node_parent, more),
-        node_start=np.pad(load.node_start, more),
-        node_end=np.pad(load.node_end, more),
-    )
+    return [with_nodes(load, max(other.nodes for other in made)) for load in made]
 
 
 def reduce(run: Trajectory, *, slo: metrics.Slo, warmup: float) -> dict[str, Any]:
@@ -181,9 +171,7 @@ def measure(
 
 def main(run: harness.Run) -> None:
     p = run.parameters
-    if TRACE.value:
-        factors = {k: v for k, v in p["workload"].items() if k.endswith("_factor")}
-        p = {**p, "workload": {**factors, "kind": "trace", "path": TRACE.value}}
+    p = {**p, "workload": workload_values(p, TRACE.value, 0)}
     compared = arms(p, run.seed)
     traces = stretches(p, run.seed)
     slo = metrics.Slo(**p["slo"])

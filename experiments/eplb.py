@@ -11,6 +11,7 @@ the best of alternating runs of the jitted policy and of plain loops, in one pro
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import pathlib
@@ -49,7 +50,7 @@ def main(run: harness.Run) -> None:
     print(table([shown(row) for row in rows], title="balance of the ranks, 1 at best"))
     print(table([shown(row) for row in speeds], title=f"time of a decision beside {against}"))
     if run.workdir:
-        found = {"balance": rows, "speed": speeds, "beside": against}
+        found = {"balance": rows, "speed": speeds, "beside": against, **identity(REFERENCE.value)}
         records.write_json(run.workdir / "summary.json", {**records.environment(), **found})
 
 
@@ -88,7 +89,7 @@ def judged(
     mean = seen.sum(0).astype(np.float32)
     start = experts.initial_placement(layers, count, slots)
     placements = {
-        "experts in order": experts.initial_placement(layers, count, slots),
+        "experts in order": start,
         "hierarchical": experts.rebalance(mean, slots, groups, nodes, ranks),
         "global": experts.rebalance(mean, slots, 1, 1, ranks),
         "peak-aware": experts.rebalance_peak_aware(seen, slots, ranks),
@@ -139,6 +140,14 @@ def reference(path: str) -> eplb_plain.Rebalance:
         return module.rebalance_experts(torch.from_numpy(weight), *sizes)[0].numpy()
 
     return rebalance
+
+
+def identity(path: str) -> dict[str, str]:
+    """Which reference was run: the digest of its file, and torch's version."""
+    if not path:
+        return {}
+    digest = hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+    return {"reference_sha256": digest, "torch": importlib.import_module("torch").__version__}
 
 
 def timed(settings: dict[str, Any], plain: eplb_plain.Rebalance, seed: int) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ from deepinfer_jax.simulator.service import service
 from deepinfer_jax.simulator.simulate import Prepared, numbers, prepare
 from deepinfer_jax.simulator.trajectory import Trajectory
 from deepinfer_jax.simulator.translate import translate
-from deepinfer_jax.simulator.workload import Workload, workload
+from deepinfer_jax.simulator.workload import Workload, with_nodes, workload
 from experiments import harness
 
 Row = dict[str, Any]
@@ -71,17 +71,6 @@ def readings(rate: float, loss: float) -> list[Row]:
     return rows
 
 
-def padded(load: Workload, nodes: int) -> Workload:
-    """Segments that nobody uses fill the trie up to `nodes`, so that all runs share one program."""
-    missing = np.zeros(nodes - load.nodes, np.int32)
-    return dataclasses.replace(
-        load,
-        node_parent=np.append(load.node_parent, missing),
-        node_start=np.append(load.node_start, missing),
-        node_end=np.append(load.node_end, missing),
-    )
-
-
 class Study:
     """Simulates any workload of one size under any TTL with one compiled program."""
 
@@ -97,7 +86,7 @@ class Study:
         collector = {"sweep_seconds": p["sweep_seconds"], "ttl_seconds": ttl}
         cache = {**p["cache"], "retention": collector}
         made = translate(service({**p["service"], "cache": cache})).cluster
-        load = padded(load, self.nodes)
+        load = with_nodes(load, self.nodes)
         if self.program is None:
             self.program = prepare(made, load)
         arguments = numbers(made, load)[1]

@@ -102,7 +102,7 @@ def load_cases(
     for name, change in changes.items():
         whole = merged(base, change)
         of_service = {k: v for k, v in whole.items() if k not in OF_THE_EXPERIMENT}
-        wanted = _workload_values(whole, trace, requests)
+        wanted = workload_values(whole, trace, requests)
         if repr(wanted) not in traces:
             described = source(wanted)
             traces[repr(wanted)] = described.trace(seed), described.closed_loop
@@ -112,7 +112,8 @@ def load_cases(
     return prepared
 
 
-def _workload_values(whole: Mapping[str, Any], trace: str, requests: int) -> dict[str, Any]:
+def workload_values(whole: Mapping[str, Any], trace: str, requests: int) -> dict[str, Any]:
+    """The section `workload`, or a file of one's own with the factors the section has for a trace."""
     wanted = dict(whole.get("workload", {}))
     if trace:  # a file of one's own comes as it is, except for the factors of a trace workload
         keep = ("rate_factor", "input_factor", "output_factor", "on_invalid", "closed_loop")

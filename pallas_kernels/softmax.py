@@ -17,13 +17,13 @@ FLOOR = float(np.finfo(np.float32).min)  # a masked score; finite, so that no ro
 class Attended(NamedTuple):
     """Attention, and what it takes to merge it with another part of the same softmax."""
 
-    mixed: jax.Array  # [S, Q, H, C] in the query's dtype; zero where nothing was seen
+    mixed: jax.Array  # [S, Q, H, C] float32, or in a kernel's dtype; zero where nothing was seen
     top: jax.Array  # float32 [S, Q, H] greatest score
     total: jax.Array  # float32 [S, Q, H] sum of exp(score - top)
 
 
 def merge(one: Attended, other: Attended) -> jax.Array:
-    """[S, Q, H, C]: one softmax over both parts' keys, in float32 until the end."""
+    """[S, Q, H, C] in the first part's dtype: one softmax over both parts' keys, summed in float32."""
     top = jnp.maximum(one.top, other.top)
     shares = [part.total * jnp.exp(part.top - top) for part in (one, other)]
     total = shares[0] + shares[1]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, overload
 
+import numpy as np
 from jax.sharding import Mesh
 from tokenizers import Tokenizer
 from tqdm import tqdm
@@ -159,7 +160,7 @@ class LLM:
 
         Args:
           prompts: texts, which get the beginning-of-sequence id, or lists of token ids, or texts and
-            images (`MultimodalPrompt`, which gets it if its first part is a text); or one.
+            images (`MultimodalPrompt`, which gets it too unless its first part is ids); or one.
           params: for all prompts, or one for each.
           stream: give news as they come, instead of results. An iterator that is left early aborts
             what it has not finished.
@@ -223,7 +224,7 @@ class LLM:
             return Prepared([*bos * isinstance(prompt, str), *self._ids(prompt)])
         require(self._encoder is not None, "the model has no vision part; give text only")
         assert self._encoder is not None
-        if prompt.parts and isinstance(prompt.parts[0], str):
+        if prompt.parts and isinstance(prompt.parts[0], str | np.ndarray):
             prompt = MultimodalPrompt([bos, *prompt.parts])
         return self._encoder.prepare(prompt, self._ids)
 

@@ -129,7 +129,7 @@ def _far(query: jax.Array, memory: Memory, source: int, selection: Selection) ->
             product, weight.astype(query.dtype), values, preferred_element_type=jnp.float32
         )
         mixed = mixed / jnp.where(total > 0, total, 1)[..., None]
-        return Attended(mixed.astype(query.dtype), top, total)
+        return Attended(mixed, top, total)
 
     return map_rows(block, (query, selection.index, selection.valid))
 

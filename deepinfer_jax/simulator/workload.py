@@ -46,6 +46,17 @@ class Workload:
         return len(self.node_parent)
 
 
+def with_nodes(load: Workload, nodes: int) -> Workload:
+    """`load` with empty trie nodes at the end, `nodes` in all, so that loads may share a program."""
+    more = (0, nodes - load.nodes)
+    return dataclasses.replace(
+        load,
+        node_parent=np.pad(load.node_parent, more),
+        node_start=np.pad(load.node_start, more),
+        node_end=np.pad(load.node_end, more),
+    )
+
+
 def _nothing_shared(requests: int) -> Trie:
     root, nowhere = np.zeros(1, np.int32), np.zeros(requests, np.int32)
     return Trie(root, root, root, nowhere, nowhere, nowhere)

@@ -16,7 +16,7 @@ from deepinfer_jax import presets
 from deepinfer_jax.config import CacheConfig
 from deepinfer_jax.cost.steps import FEMTOSECONDS_PER_SECOND, TICKS_PER_SECOND, StepCost
 from deepinfer_jax.layout import block_layout
-from deepinfer_jax.policy.prefix import BLOCK_TOKENS, hit_lengths
+from deepinfer_jax.policy.prefix import BLOCK_TOKENS
 from deepinfer_jax.report import style
 from deepinfer_jax.report.page import Plot, Table
 from deepinfer_jax.simulator.cluster import FOREVER, ClusterConfig, Mode
@@ -89,16 +89,17 @@ def split_up(length: int, block_hit: int, restart: int, keep: int) -> dict[str, 
 
 
 def predict(section: Mapping[str, Any], seed: int) -> Prediction:
+    """By the chapter's two formulas, written out here: the simulator asks `policy.prefix`."""
     del seed
-    keep, prompts = section["keep"], lengths(section)
-    values = {}
+    keep = section["keep"]
+    values: dict[str, list[dict[str, int]]] = {}
     for name, made in cases(section).items():
-        known = prompts // BLOCK_TOKENS * BLOCK_TOKENS
-        block, restart = hit_lengths(prompts, known, name != MISSING, reserve=made.reserve)
-        values[name] = [
-            split_up(int(n), int(hit), int(h), keep)
-            for n, hit, h in zip(prompts, block, restart, strict=True)
-        ]
+        values[name] = []
+        for n in lengths(section).tolist():
+            hit = 128 * ((n - made.reserve) // 128)
+            restart = max(0, hit - 128) if name == MISSING else hit
+            values[name].append(split_up(n, hit, restart, keep))
+    prompts = lengths(section)
     one, missing = values[PRESENT][0], values[MISSING][0]
     return Prediction(
         f"L1 = 128 floor(({prompts[0]} - {section['reserve']}) / 128) = {one['block hit L1']} "

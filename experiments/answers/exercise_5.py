@@ -69,22 +69,52 @@ def spread(conditional: float) -> float:
     return math.sqrt(float(chances @ tokens**2 - (chances @ tokens) ** 2))
 
 
+def first_edge(
+    changed: int, every: Mapping[int, list[tuple[Fraction, Fraction, list[int]]]]
+) -> tuple[Fraction, list[int]]:
+    """The least tau above `BASE` from which on the set is another, and that set.
+
+    Raises:
+      ValueError: no acceptance of this point makes it another.
+    """
+    base = survivors(changed, BASE)
+
+    def edges(requests: int) -> list[tuple[Fraction, list[int]]]:
+        return [(low, kept) for low, _, kept in every[requests] if low >= BASE and kept != base]
+
+    if changed not in every or not edges(changed):
+        able = [str(r) for r in every if edges(r)]
+        raise ValueError(
+            f"changed_requests={changed}: no better acceptance of that point changes the set; "
+            f"take {' or '.join(able)}"
+        )
+    return min(edges(changed), key=lambda edge: edge[0])
+
+
 def predict(section: Mapping[str, Any], seed: int) -> Prediction:
     del seed
     changed, conditional = section["changed_requests"], section["conditional_acceptance"]
     tau = tau_of.tau_from_constant_conditional(conditional, NEXTN)
     every = {requests: ranges(requests) for requests in RECORDS_25}
     base = survivors(changed, BASE)
-    edge = min((low for low, _, kept in every[changed] if kept != base and low > BASE))
+    edge, beyond = first_edge(changed, every)
+    if tau == float(edge):
+        raise ValueError(f"conditional_acceptance={conditional} lies on the edge; take another")
     steps = math.ceil((1.96 * spread(conditional) / (tau - float(edge))) ** 2)
     return Prediction(
         f"Yes. With tau {float(BASE)} everywhere {base} are not dominated. The point at {changed} "
         f"requests runs at {RECORDS_25[changed]} steps/s; above tau {edge} = {float(edge):.4f} it "
-        f"beats a point on one axis and the set becomes {survivors(changed, 4)}. A conditional "
+        f"beats a point on one axis and the set becomes {beyond}. A conditional "
         f"acceptance of {conditional} at each of {NEXTN} positions gives tau {tau:.4f}. Its "
-        f"tokens per step scatter by {spread(conditional):.3f}, so about {steps} request-steps "
-        "tell it from the edge at 95 %.",
-        {"tau": tau, "edge": float(edge), "request_steps": steps, "ranges": every},
+        f"tokens per step scatter by {spread(conditional):.3f}, so after about {steps} request-steps "
+        "half of a 95 % interval is as wide as its distance from the edge.",
+        {
+            "tau": tau,
+            "edge": float(edge),
+            "request_steps": steps,
+            "ranges": every,
+            "sets": {"as before": base, "changed": survivors(changed, tau)},
+        },
     )
 
 
@@ -136,7 +166,14 @@ def answer(section: Mapping[str, Any], seed: int, prediction: Prediction) -> Ans
     changed = section["changed_requests"]
     sets = {name: survivors(changed, one.unclipped_tau) for name, one in found.items()}
     one, edge = found["changed"], prediction.values["edge"]
-    sure = one.unclipped_tau - one.half_width > edge
+    moves = sets["as before"] != sets["changed"]
+    verdict = (
+        f"Yes: the set goes from {sets['as before']} to {sets['changed']}."
+        if moves
+        else f"It may, but at this acceptance the set stays {sets['changed']}."
+    )
+    sure = abs(one.unclipped_tau - edge) > one.half_width
+    agree = not sure or sets == prediction.values["sets"]
     rows = [
         {
             "case": name,
@@ -151,16 +188,16 @@ def answer(section: Mapping[str, Any], seed: int, prediction: Prediction) -> Ans
         for name, m in found.items()
     ]
     return Answer(
-        f"Yes: the set goes from {sets['as before']} to {sets['changed']}. Counts of the changed "
-        f"point: {one.tokens:,} tokens kept over {one.request_steps:,} request-steps, the last "
-        f"step of every request counted and its surplus not: tau {one.tau:.4f}. The end of an "
+        f"{verdict} Counts of the changed point: {one.tokens:,} tokens kept over "
+        f"{one.request_steps:,} request-steps, the last step of every request counted and its "
+        f"surplus not: tau {one.tau:.4f}. The end of an "
         f"answer cut {one.clipped_tokens:,} tokens in {one.clipped_requests:,} of "
         f"{one.requests:,} requests; with them tau is {one.unclipped_tau:.4f} ± "
         f"{one.half_width:.4f} (predicted {prediction.values['tau']:.4f}), a property of the "
         "drafts; without them it is one of the workload too, and shorter answers lower it. Leaving "
         "the last step out instead would bias it, because that step is chosen by its tokens. The "
         f"edge is {edge:.4f}: this sample {'decides' if sure else 'does not decide'} on which "
-        "side the point lies.",
+        "side the point lies. " + ("" if agree else "THE PREDICTION FAILED."),
         [
             Table("The changed point, before and after", rows),
             Table(
@@ -176,7 +213,12 @@ def answer(section: Mapping[str, Any], seed: int, prediction: Prediction) -> Ans
                 figure(changed, found, prediction.values["ranges"]),
             )
         ],
-        {"sets": sets, "edge": edge, **{k: dataclasses.asdict(v) for k, v in found.items()}},
+        {
+            "agrees": agree,
+            "sets": sets,
+            "edge": edge,
+            **{k: dataclasses.asdict(v) for k, v in found.items()},
+        },
     )
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from deepinfer_jax.cost.steps import FEMTOSECONDS_PER_SECOND, StepCost
-from deepinfer_jax.policy.prefix import BLOCK_TOKENS, hit_lengths
 from deepinfer_jax.report import style
 from deepinfer_jax.report.page import Plot, Table
 from deepinfer_jax.simulator.cluster import ClusterConfig, Mode
@@ -133,7 +132,8 @@ def predict(section: Mapping[str, Any], seed: int) -> Prediction:
     made = requests(section, seed)
     group, engine = made.run_first, np.arange(len(made)) % section["engines"]
     length = section["own_tokens"] + section["prefix_tokens"]
-    hit = int(hit_lengths(length, section["prefix_tokens"] // BLOCK_TOKENS * BLOCK_TOKENS, True)[1])
+    cached = 128 * (section["prefix_tokens"] // 128)  # whole blocks; the last 134 tokens never hit
+    hit = min(cached, 128 * ((length - 134) // 128))
     values = {}
     for name, scope in STORES.items():
         seen: set[tuple[int, int]] = set()

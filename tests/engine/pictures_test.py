@@ -83,7 +83,7 @@ def prompts() -> list[MultimodalPrompt]:
     """Images first, last, two of them, of several shapes, and a text that fills more than a chunk."""
     return [
         MultimodalPrompt([text(1, 5), picture(2), text(3, 7)]),
-        MultimodalPrompt([picture(4, 6, 18), text(5, 9)]),
+        MultimodalPrompt([picture(4, 6, 18), text(5, 9)]),  # the id that begins a text comes first
         MultimodalPrompt([text(6, 22), picture(7), text(8, 2), picture(9, 6, 18), text(10, 4)]),
         MultimodalPrompt([text(11, 40), picture(12)]),
     ]
@@ -97,7 +97,7 @@ def encoded(params, patches, grids, cells):
 
 def spelled(weights: dict, prompt: MultimodalPrompt) -> tuple[list[int], dict[int, np.ndarray]]:
     """Ids of a prompt, those of images -1, and the vector of each place in an image; step by step."""
-    ids, vectors = [], {}
+    ids, vectors = [MODEL.bos_token_id] * isinstance(prompt.parts[0], np.ndarray), {}
     for part in prompt.parts:
         if not isinstance(part, np.ndarray):
             ids += part

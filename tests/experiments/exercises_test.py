@@ -34,7 +34,7 @@ def config() -> dict[str, Any]:
 def solve(exercise: Exercise, section: dict[str, Any]) -> Answer:
     prediction = exercise.predict(section, 0)
     answer = exercise.answer(section, 0, prediction)
-    assert answer.summary.get("agrees", True), answer.text
+    assert answer.summary["agrees"], answer.text
     assert "FAILED" not in answer.text and all(plot.figure.axes for plot in answer.plots)
     json.dumps(answer.summary)
     return answer
@@ -140,6 +140,21 @@ def test_counts_of_the_changed_point(config: dict[str, Any]) -> None:
         assert one["unclipped_tau"] == pytest.approx(released / one["request_steps"])
         assert abs(one["unclipped_tau"] - expected) < 1.5 * one["half_width"]
         assert 0 < one["clipped_tokens"] <= 3 * one["clipped_requests"]
+
+
+@pytest.mark.parametrize("changed", RECORDS_25)
+def test_other_points_have_an_edge_or_are_refused(changed: int) -> None:
+    section = {"changed_requests": changed, "conditional_acceptance": 0.95}
+    better = [
+        slow_frontier(dict.fromkeys(RECORDS_25, 3.25) | {changed: t}) for t in (3.26, 3.6, 3.99)
+    ]
+    if all(kept == [8, 16, 32, 64] for kept in better):
+        with pytest.raises(ValueError, match="no better acceptance of that point changes the set"):
+            exercise_5.predict(section, 0)
+    else:
+        values = exercise_5.predict(section, 0).values
+        above = dict.fromkeys(RECORDS_25, 3.25) | {changed: values["edge"] + 1e-9}
+        assert slow_frontier(above) != values["sets"]["as before"] == [8, 16, 32, 64]
 
 
 def test_query_by_tag_and_source(tmp_path: pathlib.Path) -> None:
