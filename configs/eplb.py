@@ -5,7 +5,7 @@
 
 About two minutes; `:smoke` takes seconds. The second command times deepseek-ai/EPLB's own file
 (it needs torch) instead of our plain loops. Expect 1.0 at best for balance, and a decision for 58
-layers in some tens of milliseconds.
+layers in some milliseconds.
 """
 
 from ml_collections import config_dict
