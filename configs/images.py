@@ -1,9 +1,9 @@
 """Requests with images: how many GPUs must encode so that prompts do not wait for them?
 
-Twenty minutes of a public multimodal service, replayed at four times its rate. Images are encoded
+Twenty minutes of a public multimodal service, replayed at 2.4 times its rate. Images are encoded
 on machines of their own, the machine drawn at random and there the GPU with the fewest patches, then
-the prompt goes the way of any other. The cases differ in encoders only; "by patches, 2 x 1" has two
-machines of one GPU, where the draw is all the balance there is.
+the prompt goes the way of any other. The cases differ in encoders only; "2 x 1" has two machines of
+one GPU, where the draw is all the balance there is.
 
     python -m experiments.simulate --config=configs/images.py --workdir=runs/images
 
@@ -19,11 +19,12 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     config = config_dict.ConfigDict()
     config.name = "images"
     config.title = "Images encoded on machines of their own"
+    config.subtitle = 'Cases: encoder machines x GPUs. The stage "match" contains the encoding.'
     config.workload = {
         "kind": "trace",
         "path": "configs/traces/servegen_multimodal_mm-image_10rps_1200s.csv.gz",
         "requests": 400 if arg else 0,
-        "rate_factor": 4.0,
+        "rate_factor": 2.4,
     }
     config.engines = {"mixed": 8, "slots": 256}
     config.policy = {"prefill": "least_loaded"}
@@ -57,7 +58,7 @@ def get_config(arg: str = "") -> config_dict.ConfigDict:
     config.compile = "quick" if arg else "optimised"
     config.provenance = (
         ("workload.path", "separate", "ServeGen, client pool mm-image (the trace's README)"),
-        ("workload.rate_factor", "assumed", "so that one GPU is not enough"),
+        ("workload.rate_factor", "assumed", "so that one GPU is nearly always busy"),
         ("engines.*", "assumed", "workload W2's workers"),
         ("policy.*", "assumed", "this experiment"),
         ("cost.*", "separate", "as in configs/w2_azure.py: NVIDIA Dynamo replay 1.4.2"),

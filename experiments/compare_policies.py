@@ -6,7 +6,8 @@ r"""Compares placement policies on the same requests, with intervals over replic
 A replicate is a stretch of the trace (stretches do not overlap; synthetic requests are drawn anew)
 with draws of its own. All policies see the same replicates, so the difference of two policies is
 taken replicate by replicate: what they share, a busy stretch for instance, cancels. Intervals are
-Student's t over replicates. All routing policies run in one compiled program.
+Student's t over replicates: stretches of one trace share its trend, and nothing corrects for the
+number of policies, so an interval describes this trace. All routing policies run in one compiled program.
 """
 
 from __future__ import annotations

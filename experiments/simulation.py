@@ -43,6 +43,7 @@ from experiments import encoding, harness
 OF_THE_EXPERIMENT = (
     "name",
     "title",
+    "subtitle",
     "provenance",
     "workload",
     "cases",
